@@ -1,0 +1,29 @@
+"""What every value a caller hands in has in common: frozen, closed to unknown fields, and plain about what is wrong."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from schemas.errors import InvalidJob
+
+
+class Given(BaseModel):
+    """A frozen value that refuses unknown fields and names the wrong one in an `InvalidJob`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidJob(first_problem(error, type(self))) from None
+
+
+def first_problem(error: ValidationError, model: type[BaseModel]) -> str:
+    """One sentence for the first thing wrong: `limits.cpu_seconds: Input should be greater than 0`."""
+    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(str(part) for part in problem["loc"] if part != "[key]")
+    if problem["type"] == "extra_forbidden":
+        return f"{place}: unknown field; {model.__name__} has {', '.join(model.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {message}" if place else message

@@ -1,0 +1,120 @@
+"""The engine, its clock, and the schema's version."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, Float, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from schemas.errors import SchemaMismatch, SetupError
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+MIGRATION_LOCK = 0x65766C70
+"""Advisory lock of PostgreSQL under which one process at a time migrates."""
+
+
+class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
+    """The database's own clock, in seconds: the one clock that all workers share."""
+
+    type = Float()
+    inherit_cache = True
+
+
+@compiles(clock, "sqlite")
+def _sqlite_clock(_element: Any, _compiler: Any, **_: Any) -> str:
+    return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+@compiles(clock, "postgresql")
+def _postgresql_clock(_element: Any, _compiler: Any, **_: Any) -> str:
+    return "extract(epoch FROM clock_timestamp())::float8"
+
+
+class Database:
+    """A connection pool to one database whose schema is known to be ours."""
+
+    def __init__(self, url: str) -> None:
+        self.url = make_url(url)
+        self.engine = _sqlite(url) if self.url.get_backend_name() == "sqlite" else _postgresql(url)
+        self._migrate()
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads."""
+        with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that writes: it holds SQLite's write lock from the start, since upgrading later can fail."""
+        with self.engine.connect().execution_options(evalpool_write=True) as connection, connection.begin():
+            yield connection
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+    def _migrate(self) -> None:
+        """Make the schema ours if it is empty or older; refuse one we do not know."""
+        script = ScriptDirectory(str(MIGRATIONS))
+        head = script.get_current_head()
+        try:
+            with self.read() as connection:
+                found = _revision(connection)
+        except Exception as error:
+            self.close()
+            raise SetupError(f"the database {self.url.render_as_string()} does not answer: {error}") from error
+        if found == head:
+            return
+        if found is not None and found not in {revision.revision for revision in script.walk_revisions()}:
+            self.close()
+            raise SchemaMismatch(
+                f"the database {self.url.render_as_string()} has schema {found}, which this version of evalpool "
+                f"(schema {head}) does not know: upgrade evalpool, or name another EVALPOOL_DATABASE_URL"
+            )
+        with self.write() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+            config = Config()
+            config.set_main_option("script_location", str(MIGRATIONS))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _sqlite(url: str) -> Engine:
+    path = make_url(url).database
+    if path and path != ":memory:":
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        write = connection.get_execution_options().get("evalpool_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: str) -> Engine:
+    # A dead server or a forgotten lock must surface as an error that is retried, not as a hang.
+    options = "-c statement_timeout=120000 -c lock_timeout=30000 -c idle_in_transaction_session_timeout=120000"
+    return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10, "options": options})

@@ -1,0 +1,61 @@
+"""Everything evalpool raises. What a *program* did is never among it: that is a verdict.
+
+EvalpoolError
+├── InvalidJob (ValueError)        the caller's input; names the field, and file and line where there is one
+├── NotFound (LookupError)
+│   ├── JobNotFound
+│   └── BatchNotFound
+├── QueueUnavailable               Redis does not answer; the rows are safe and are published later
+├── SchemaMismatch                 the database was made by another version of evalpool
+├── SetupError                     this machine lacks something; the message says what to do
+└── SandboxLost                    our sandbox failed, not the program in it; the job is retried
+"""
+
+
+class EvalpoolError(Exception):
+    """Root of every error of ours."""
+
+
+class InvalidJob(EvalpoolError, ValueError):  # noqa: N818 - the names are the public contract
+    """The input cannot be a job. Nothing was written."""
+
+
+class NotFound(EvalpoolError, LookupError):  # noqa: N818
+    """No such row."""
+
+
+class JobNotFound(NotFound):
+    """No job has this id in the configured database."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"no job {job_id!r} in this database; EVALPOOL_DATABASE_URL says which one is read")
+
+
+class BatchNotFound(NotFound):
+    """No batch has this id in the configured database."""
+
+    def __init__(self, batch_id: str) -> None:
+        super().__init__(f"no batch {batch_id!r} in this database; EVALPOOL_DATABASE_URL says which one is read")
+
+
+class QueueUnavailable(EvalpoolError):  # noqa: N818
+    """The rows are committed, but Redis could not be told. A worker's reconciler publishes them later."""
+
+    def __init__(self, batch_id: str, cause: str) -> None:
+        self.batch_id = batch_id
+        super().__init__(
+            f"batch {batch_id} is stored but could not be queued ({cause}); "
+            "it runs as soon as Redis and a worker are back, nothing needs to be submitted again"
+        )
+
+
+class SchemaMismatch(EvalpoolError):  # noqa: N818
+    """The database's schema is not one this version knows."""
+
+
+class SetupError(EvalpoolError):
+    """This machine lacks something evalpool needs. The message ends with the remedy."""
+
+
+class SandboxLost(EvalpoolError):  # noqa: N818
+    """A sandbox broke, or said something it must not. Never the verdict of a program by itself."""

@@ -1,0 +1,143 @@
+"""A job: one program with its tool, its checks and its limits."""
+
+import base64
+import binascii
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from schemas.base import Given
+from schemas.limits import Limits
+from schemas.verdict import Priority
+
+MAX_TEXT = 10 << 20
+"""Bytes of any one text of a job: its code, its check, its standard input, one file."""
+MAX_JOB = 32 << 20
+"""Bytes of all texts of a job together."""
+MAX_CASES = 10_000
+LANGUAGES = {"python_executor": ("python",), "shell_executor": ("bash",), "multi_code_executor": ("python", "bash")}
+"""What each tool can run; the tools themselves are in worker/tools."""
+ALIASES = {"bash": "shell_executor"}
+
+_COMPARATOR = re.compile(r"exact|rstrip|tokens|lcb|float:[0-9.eE+-]+(,[0-9.eE+-]+)?")
+
+
+def _bounded(text: str) -> str:
+    size = len(text) if text.isascii() else len(text.encode())
+    if size > MAX_TEXT:
+        raise ValueError(f"{size:,} bytes; at most {MAX_TEXT:,} (10 MiB) are taken")
+    return text
+
+
+def _argument(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("contains a NUL, which no process can be given")
+    return _bounded(text)
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError(f"{name!r} is no name of an environment variable")
+    return _argument(name)
+
+
+def _path(path: str) -> str:
+    parts = PurePosixPath(_argument(path)).parts
+    if not parts or parts[0] == "/" or ".." in parts:
+        raise ValueError(f"{path!r} must be a relative path without '..'")
+    if max(map(len, map(str.encode, parts))) > 255 or len(path.encode()) > 1024:
+        raise ValueError(f"{path[:40]!r}… is longer than a file system takes")
+    return path
+
+
+def _content(content: str) -> str:
+    if content.startswith("base64:"):
+        try:
+            base64.b64decode(content[7:], validate=True)
+        except binascii.Error as error:
+            raise ValueError(f"not valid base64 ({error})") from None
+    return _bounded(content)
+
+
+def _comparator(name: str) -> str:
+    if not _COMPARATOR.fullmatch(name):
+        raise ValueError(f"unknown comparator {name!r}; known: exact, rstrip, tokens, float:REL[,ABS], lcb")
+    return name
+
+
+def _tool(name: str) -> str:
+    name = ALIASES.get(name, name)
+    if name not in LANGUAGES:
+        raise ValueError(f"unknown tool {name!r}; known: {', '.join([*LANGUAGES, *ALIASES])}")
+    return name
+
+
+Text = Annotated[str, AfterValidator(_bounded)]
+Argument = Annotated[str, AfterValidator(_argument)]
+Scalar = str | int | float | bool | None
+
+
+class Case(Given):
+    """One standard input and the output it should give. The expected output never enters the sandbox."""
+
+    stdin: Text = ""
+    expected: Text
+    args: tuple[Argument, ...] = ()
+    comparator: Annotated[str, AfterValidator(_comparator)] = "rstrip"
+
+    def __init__(self, stdin: str = "", expected: str | None = None, **fields: Any) -> None:
+        if expected is not None:
+            fields["expected"] = expected
+        super().__init__(stdin=stdin, **fields)
+
+
+class JobSpec(Given):
+    """What a caller asks for. Frozen; unknown fields are refused."""
+
+    code: Text
+    """The program."""
+    tool: Annotated[str, AfterValidator(_tool)] = "python_executor"
+    language: str = "python"
+    """For `multi_code_executor`."""
+    stdin: Text = ""
+    args: tuple[Argument, ...] = ()
+    env: dict[Annotated[str, AfterValidator(_variable)], Argument] = Field(default_factory=dict)
+    files: dict[Annotated[str, AfterValidator(_path)], Annotated[str, AfterValidator(_content)]] = Field(
+        default_factory=dict
+    )
+    """Relative path → text, or bytes as base64 behind the prefix `base64:`."""
+    check: Text | None = None
+    """Assert-style test program, run after `code` in the same interpreter."""
+    cases: tuple[Case, ...] = Field(default=(), max_length=MAX_CASES)
+    stop_early: bool = True
+    """Stop at the first case that fails."""
+    limits: Limits = Limits()
+    image: str | None = Field(default=None, min_length=1, max_length=255, pattern=r"^[A-Za-z0-9][A-Za-z0-9./:@_-]*$")
+    """Any local image; `None` means the one of the worker's settings."""
+    isolation: Literal["warm", "fresh"] = "warm"
+    """`warm`: a sandbox that was reset and verified; `fresh`: one that has never run anything."""
+    task_id: str | int | None = None
+    sample_id: str | int | None = None
+    labels: dict[str, Scalar] | None = None
+    priority: Priority = Priority.NORMAL
+
+    @model_validator(mode="after")
+    def _whole(self) -> "JobSpec":
+        if self.tool == "multi_code_executor" and self.language not in LANGUAGES[self.tool]:
+            known = ", ".join(LANGUAGES[self.tool])
+            raise ValueError(f"language: {self.language!r} is not one of {known}")
+        if self.check is not None and self.runs != "python":
+            raise ValueError("check: an assert-style check needs a Python program; use cases instead")
+        if self.check is not None and self.cases:
+            raise ValueError("cases: a job has a check or cases, not both")
+        texts = [self.code, self.stdin, self.check or "", *self.args, *self.env.values(), *self.files.values()]
+        if sum(map(len, texts)) + sum(len(case.stdin) + len(case.expected) for case in self.cases) > MAX_JOB:
+            raise ValueError(f"code: with its files and cases the job is over {MAX_JOB >> 20} MiB")
+        return self
+
+    @property
+    def runs(self) -> str:
+        """The language the program is run as, whatever the tool."""
+        return self.language if self.tool == "multi_code_executor" else LANGUAGES[self.tool][0]

@@ -1,0 +1,111 @@
+"""Between the words and the rows: a spec becomes a row, a row becomes a Result."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from schemas.job import JobSpec
+from schemas.result import CaseResult, Metrics, Result
+from schemas.tables import Ran
+from schemas.verdict import State, Verdict
+
+_METRICS = tuple(Metrics.model_fields)
+_RAN = tuple(name for name in Ran.model_fields if name not in _METRICS and name != "verdict")
+
+
+def job_id(batch_id: str, seq: int) -> str:
+    """The id of a job says its batch and its place there, so it can be chosen before anything is stored."""
+    return f"{batch_id}-{seq:06d}"
+
+
+def batch_of(job: str) -> str:
+    """The batch a job id belongs to."""
+    return job.rpartition("-")[0]
+
+
+def job_row(batch_id: str, seq: int, spec: JobSpec, now: float) -> dict[str, Any]:
+    """The row of a job that waits."""
+    return {
+        "id": job_id(batch_id, seq),
+        "batch_id": batch_id,
+        "seq": seq,
+        "spec": spec.model_dump_json(exclude_defaults=True),
+        "task_id": _dump(spec.task_id),
+        "sample_id": _dump(spec.sample_id),
+        "labels": _dump(spec.labels),
+        "priority": spec.priority.value,
+        "state": State.QUEUED.value,
+        "attempt": 0,
+        "created_at": now,
+    }
+
+
+def result_row(result: Result) -> dict[str, Any]:
+    """The row of a result."""
+    return {
+        "job_id": result.job_id,
+        "batch_id": result.batch_id,
+        **_ran_row(result),
+        "attempt": result.attempt,
+        "worker": result.worker,
+        "sandbox_id": result.sandbox_id,
+        "image_digest": result.image_digest,
+        "started_at": result.started_at and result.started_at.timestamp(),
+        "finished_at": result.finished_at.timestamp(),
+    }
+
+
+def case_rows(result: Result) -> list[dict[str, Any]]:
+    """The rows of a result's cases."""
+    return [{"job_id": result.job_id, "index": case.index, **_ran_row(case)} for case in result.cases]
+
+
+def result_of(row: Mapping[str, Any], cases: Iterable[Mapping[str, Any]] = ()) -> Result:
+    """The Result of a row of `results` joined with its job."""
+    return Result(
+        job_id=row["job_id"],
+        batch_id=row["batch_id"],
+        task_id=_load(row["task_id"]),
+        sample_id=_load(row["sample_id"]),
+        labels=_load(row["labels"]),
+        **_ran(row),
+        cases=tuple(CaseResult(index=case["index"], **_ran(case)) for case in cases),
+        attempt=row["attempt"],
+        worker=row["worker"],
+        sandbox_id=row["sandbox_id"],
+        image_digest=row["image_digest"],
+        created_at=moment(row["created_at"]),
+        started_at=None if row["started_at"] is None else moment(row["started_at"]),
+        finished_at=moment(row["finished_at"]),
+    )
+
+
+def moment(seconds: float) -> datetime:
+    """Seconds since 1970 as an aware datetime."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def _ran_row(ran: Result | CaseResult) -> dict[str, Any]:
+    metrics = ran.metrics
+    return {
+        "verdict": ran.verdict.value,
+        **{name: getattr(ran, name) for name in _RAN},
+        **{name: getattr(metrics, name) for name in _METRICS},
+    }
+
+
+def _ran(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "verdict": Verdict(row["verdict"]),
+        **{name: row[name] for name in _RAN},
+        "metrics": Metrics(**{name: row[name] for name in _METRICS}),
+    }
+
+
+def _dump(value: object) -> str | None:
+    return None if value is None else json.dumps(value)
+
+
+def _load(text: str | None) -> Any:
+    return None if text is None else json.loads(text)

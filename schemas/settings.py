@@ -1,0 +1,104 @@
+"""Every knob, from the environment (`EVALPOOL_…`) or a `.env` file. A wrong value is refused by its name."""
+
+import math
+import os
+import socket
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from schemas.errors import SetupError
+
+PREFIX = "EVALPOOL_"
+
+
+def cgroup_cpus() -> int:
+    """The CPUs this process may really use: its affinity, cut by its cgroup's quota."""
+    cpus = len(os.sched_getaffinity(0))
+    for quota_file, period_file in (
+        ("/sys/fs/cgroup/cpu.max", None),
+        ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+    ):
+        try:
+            words = Path(quota_file).read_text().split()
+            if period_file:
+                words += Path(period_file).read_text().split()
+            quota, period = int(words[0]), int(words[1])
+        except (OSError, ValueError, IndexError):  # absent, or "max": no quota
+            continue
+        if quota > 0 and period > 0:
+            cpus = min(cpus, math.ceil(quota / period))
+    return max(1, cpus)
+
+
+def _state_dir() -> Path:
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "evalpool"
+
+
+class Settings(BaseSettings):
+    """One typed class for all of it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True
+    )
+
+    redis_url: str | None = Field(default=None, pattern=r"^(rediss?|unix)://")
+    """Where ids queue. Unset: `evalpool run` starts a private server, all else uses redis://localhost:6379/0."""
+    database_url: str | None = Field(default=None, pattern=r"^(sqlite|postgresql(\+psycopg)?)://")
+    """Where rows live. Unset: SQLite in the state directory."""
+    state_dir: Path = Field(default_factory=_state_dir)
+    """Where the default database and the private Redis keep their files."""
+    slots: int = Field(default_factory=cgroup_cpus, ge=1, le=256)
+    """Jobs one worker runs at a time. Default: the CPUs of its cgroup."""
+    image: str = "evalpool/python:3.11"
+    """The image of jobs that name none."""
+    max_uses: int = Field(default=200, ge=1)
+    """Jobs a warm sandbox runs before it is replaced."""
+    max_attempts: int = Field(default=3, ge=1)
+    """How often a job is tried before our own failures end it as `sandbox_error`."""
+    lease_seconds: float = Field(default=15, ge=1)
+    """How long a worker may be silent before its jobs go to another; renewed every third of it."""
+    reconcile_seconds: float = Field(default=3, ge=0.1)
+    """How often a worker looks for jobs that nobody was told of."""
+    chunk: int = Field(default=32, ge=1, le=1000)
+    """Most job ids in one message."""
+    docker_timeout: float = Field(default=60, gt=0)
+    """Seconds until a call to the Docker engine is given up."""
+    log_format: Literal["text", "json"] = "text"
+    worker_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    """How this worker signs its leases and results."""
+
+    @field_validator("state_dir")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        return path.expanduser().absolute()
+
+    @property
+    def queue_url(self) -> str:
+        """The Redis that Celery talks to."""
+        return self.redis_url or "redis://localhost:6379/0"
+
+    @property
+    def store_url(self) -> str:
+        """The database that SQLAlchemy talks to."""
+        url = self.database_url or f"sqlite:///{self.state_dir / 'evalpool.db'}"
+        return url.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def settings() -> Settings:
+    """The settings of this moment: the environment is read again when it has changed, and only then."""
+    return _load(tuple(item for item in os.environ.items() if item[0].startswith(PREFIX)))
+
+
+@lru_cache(maxsize=4)
+def _load(_environment: tuple[tuple[str, str], ...]) -> Settings:
+    try:
+        return Settings()
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = PREFIX + str(problem["loc"][0]).upper()
+        raise SetupError(f"{name}={problem['input']!r}: {problem['msg']}") from None

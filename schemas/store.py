@@ -1,0 +1,271 @@
+"""Every query of evalpool, each with a sentence. What it does not say about a job is not known of it."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, insert, literal, null, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import SQLModel
+
+from schemas import rows
+from schemas.batch import Batch, Progress
+from schemas.database import Database, clock
+from schemas.errors import BatchNotFound, JobNotFound
+from schemas.job import JobSpec
+from schemas.result import Result
+from schemas.tables import FINAL_STATE, ResultRow
+from schemas.verdict import State, Verdict
+
+IDS_AT_ONCE = 5000
+"""Ids in one statement; SQLite takes at most 32,766 variables."""
+
+_jobs = SQLModel.metadata.tables["jobs"]
+_batches = SQLModel.metadata.tables["batches"]
+_results = SQLModel.metadata.tables["results"]
+_cases = SQLModel.metadata.tables["cases"]
+_joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """A worker's claim on one job, and all it needs to run it."""
+
+    job_id: str
+    batch_id: str
+    spec: JobSpec
+    attempt: int
+    created_at: float
+    started_at: float
+
+
+class Store:
+    """The one door to the rows."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    # -- submission --------------------------------------------------------------------------------
+
+    def add_batch(self, batch_id: str, specs: Sequence[JobSpec], name: str | None, key: str | None) -> str:
+        """Store a batch and its jobs, all or nothing; the id of the batch that has this idempotency key already, if one has."""
+        with self.database.write() as db:
+            now = db.scalar(select(clock()))
+            batch = {
+                "id": batch_id, "name": name, "idempotency_key": key, "total": len(specs), "created_at": now,
+            }  # fmt: skip
+            added = db.execute(_upsert(db, _batches).on_conflict_do_nothing().returning(_batches.c.id), [batch]).all()
+            if not added:
+                return str(db.scalar(select(_batches.c.id).where(_batches.c.idempotency_key == key)))
+            for start in range(0, len(specs), IDS_AT_ONCE):
+                part = specs[start : start + IDS_AT_ONCE]
+                db.execute(insert(_jobs), [rows.job_row(batch_id, start + i, spec, now) for i, spec in enumerate(part)])
+        return batch_id
+
+    def mark_published(self, job_ids: Sequence[str]) -> None:
+        """Note that Redis has been told of these jobs."""
+        with self.database.write() as db:
+            for part in _parts(job_ids):
+                db.execute(update(_jobs).where(_jobs.c.id.in_(part)).values(published_at=clock()))
+
+    # -- leases ------------------------------------------------------------------------------------
+
+    def lease(self, job_ids: Sequence[str], worker: str, seconds: float) -> list[Lease]:
+        """Claim those of these jobs that are waiting, or whose worker has fallen silent; each claim is one more attempt."""
+        claim = (
+            update(_jobs)
+            .where(_jobs.c.id.in_(job_ids), _claimable())
+            .values(
+                state=State.RUNNING, attempt=_jobs.c.attempt + 1, worker=worker,
+                lease_until=clock() + seconds, started_at=clock(),
+            )
+            .returning(
+                _jobs.c.id, _jobs.c.batch_id, _jobs.c.spec, _jobs.c.attempt, _jobs.c.created_at, _jobs.c.started_at
+            )
+        )  # fmt: skip
+        with self.database.write() as db:
+            claimed = db.execute(claim).all()
+        return [
+            Lease(
+                job_id=row.id,
+                batch_id=row.batch_id,
+                spec=JobSpec.model_validate_json(row.spec),
+                attempt=row.attempt,
+                created_at=row.created_at,
+                started_at=row.started_at,
+            )
+            for row in sorted(claimed, key=lambda row: row.id)
+        ]
+
+    def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> set[str]:
+        """Prolong the leases held (job id → attempt); the jobs that are no longer ours, or whose batch was cancelled."""
+        with self.database.write() as db:
+            mine = and_(_jobs.c.worker == worker, _jobs.c.state == State.RUNNING)
+            kept: set[str] = set()
+            for part in _parts(list(held)):
+                prolong = update(_jobs).where(_jobs.c.id.in_(part), mine).values(lease_until=clock() + seconds)
+                renewed = db.execute(prolong.returning(_jobs.c.id, _jobs.c.attempt)).all()
+                kept |= {row.id for row in renewed if row.attempt == held[row.id]}
+            batch_ids = {rows.batch_of(job_id) for job_id in kept}
+            stopped = select(_batches.c.id).where(_batches.c.id.in_(batch_ids), _batches.c.cancelled_at.is_not(None))
+            cancelled = set(db.scalars(stopped))
+        return {job_id for job_id in held if job_id not in kept or rows.batch_of(job_id) in cancelled}
+
+    def release(self, leases: Iterable[Lease], *, tried: bool) -> None:
+        """Put jobs back; one that was never tried gets its attempt back too."""
+        refund = 0 if tried else 1
+        with self.database.write() as db:
+            for lease in leases:
+                held = and_(
+                    _jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _jobs.c.state == State.RUNNING
+                )
+                db.execute(
+                    update(_jobs)
+                    .where(held)
+                    .values(state=State.QUEUED, attempt=_jobs.c.attempt - refund, lease_until=null(), published_at=null())
+                )
+
+    def expire(self) -> int:
+        """Put back every job whose lease has run out; how many there were."""
+        late = and_(_jobs.c.state == State.RUNNING, _jobs.c.lease_until < clock())
+        with self.database.write() as db:
+            put_back = update(_jobs).where(late).values(state=State.QUEUED, lease_until=null(), published_at=null())
+            return db.execute(put_back).rowcount
+
+    def unannounced(self, *, grace: float, stale: float | None, limit: int) -> list[tuple[str, str]]:
+        """Waiting jobs, as (id, priority), that Redis was never told of within `grace` seconds of their submission, that were put
+        back after an attempt, or — where `stale` is given — that it was told of more than `stale` seconds ago."""
+        due = and_(
+            _jobs.c.published_at.is_(None), or_(_jobs.c.attempt > 0, _jobs.c.created_at < clock() - grace)
+        )
+        if stale is not None:
+            due = or_(due, _jobs.c.published_at < clock() - stale)
+        query = select(_jobs.c.id, _jobs.c.priority).where(_jobs.c.state == State.QUEUED, due)
+        with self.database.read() as db:
+            return [(row.id, row.priority) for row in db.execute(query.order_by(_jobs.c.id).limit(limit))]
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def record(self, results: Sequence[Result]) -> set[str]:
+        """Store results, all in one commit; the first one of a job wins. The job ids that were new."""
+        ordered = sorted(results, key=lambda result: result.job_id)  # one order for all writers: no deadlock
+        with self.database.write() as db:
+            added = db.execute(
+                _upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id),
+                [rows.result_row(result) for result in ordered],
+            ).scalars()
+            new = set(added)
+            cases = [row for result in ordered if result.job_id in new for row in rows.case_rows(result)]
+            if cases:
+                db.execute(insert(_cases), cases)
+            for state in (State.FINISHED, State.CANCELLED):
+                ended = [r.job_id for r in ordered if r.job_id in new and FINAL_STATE[r.verdict] is state]
+                if ended:
+                    db.execute(update(_jobs).where(_jobs.c.id.in_(ended)).values(state=state, lease_until=null()))
+        return new
+
+    def cancel(self, batch_id: str) -> int:
+        """End every waiting job of a batch and ask for the end of the running ones; how many ended here."""
+        with self.database.write() as db:
+            marked = update(_batches).where(_batches.c.id == batch_id, _batches.c.cancelled_at.is_(None))
+            db.execute(marked.values(cancelled_at=clock()))
+            waiting = and_(_jobs.c.batch_id == batch_id, _jobs.c.state == State.QUEUED)
+            blank = ResultRow(job_id="", batch_id="", verdict=Verdict.CANCELLED, detail="cancelled before it ran", finished_at=0)
+            values: dict[str, Any] = {name: literal(value, _results.c[name].type) for name, value in blank.model_dump().items()}
+            values |= {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
+            db.execute(insert(_results).from_select(list(values), select(*values.values()).where(waiting)))
+            return db.execute(update(_jobs).where(waiting).values(state=State.CANCELLED, lease_until=null())).rowcount
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def batch(self, batch_id: str) -> Batch:
+        """One batch, or `BatchNotFound`."""
+        with self.database.read() as db:
+            row = db.execute(select(_batches).where(_batches.c.id == batch_id)).one_or_none()
+        if row is None:
+            raise BatchNotFound(batch_id)
+        return Batch(
+            id=row.id, name=row.name, idempotency_key=row.idempotency_key, total=row.total,
+            created_at=rows.moment(row.created_at), cancelled=row.cancelled_at is not None,
+        )  # fmt: skip
+
+    def state(self, job_id: str) -> State:
+        """How far a job has come, or `JobNotFound`."""
+        with self.database.read() as db:
+            found = db.scalar(select(_jobs.c.state).where(_jobs.c.id == job_id))
+        if found is None:
+            raise JobNotFound(job_id)
+        return State(found)
+
+    def progress(self, batch_id: str) -> Progress:
+        """How many jobs of a batch are in which state, and which verdicts there are."""
+        states = select(_jobs.c.state, func.count()).where(_jobs.c.batch_id == batch_id).group_by(_jobs.c.state)
+        verdicts = (
+            select(_results.c.verdict, func.count())
+            .where(_results.c.batch_id == batch_id)
+            .group_by(_results.c.verdict)
+        )
+        with self.database.read() as db:
+            counts = {str(state): int(count) for state, count in db.execute(states)}
+            given = {Verdict(verdict): int(count) for verdict, count in db.execute(verdicts)}
+        return Progress(total=sum(counts.values()), verdicts=given, **counts)
+
+    def done(self, batch_id: str) -> set[str]:
+        """The ids of a batch's jobs that have a result."""
+        with self.database.read() as db:
+            return set(db.scalars(select(_results.c.job_id).where(_results.c.batch_id == batch_id)))
+
+    def results(self, job_ids: Sequence[str]) -> list[Result]:
+        """The results there are among these jobs, in the order of submission."""
+        found: list[Result] = []
+        with self.database.read() as db:
+            for part in _parts(job_ids):
+                found += _results_where(db, _results.c.job_id.in_(part), _cases.c.job_id.in_(part))
+        return found
+
+    def batch_results(self, batch_id: str) -> Iterator[Result]:
+        """Every result of a batch, in the order of submission, a part at a time."""
+        seq = -1
+        while True:
+            with self.database.read() as db:
+                page = select(_jobs.c.seq).where(_jobs.c.batch_id == batch_id, _jobs.c.seq > seq)
+                last = db.execute(page.order_by(_jobs.c.seq).limit(IDS_AT_ONCE)).scalars().all()
+                if not last:
+                    return
+                span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq > seq, _jobs.c.seq <= last[-1])
+                found = _results_where(db, span, _cases.c.job_id.in_(select(_jobs.c.id).where(span)))
+            seq = last[-1]
+            yield from found
+
+    def measures(self, batch_id: str) -> list[Any]:
+        """What a report needs of each result: task, verdict, times, memory, and when it was finished."""
+        query = select(
+            _jobs.c.task_id, _jobs.c.seq, _results.c.verdict, _results.c.cpu_seconds, _results.c.wall_seconds,
+            _results.c.peak_memory_bytes, _results.c.finished_at,
+        )  # fmt: skip
+        joined = query.join(_jobs, _jobs.c.id == _results.c.job_id).where(_results.c.batch_id == batch_id)
+        with self.database.read() as db:
+            return list(db.execute(joined))
+
+
+def _claimable() -> Any:
+    expired = and_(_jobs.c.state == State.RUNNING, _jobs.c.lease_until < clock())
+    return or_(_jobs.c.state == State.QUEUED, expired)
+
+
+def _upsert(db: Connection, table: Any) -> Any:
+    return (postgresql if db.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        yield ids[start : start + IDS_AT_ONCE]
+
+
+def _results_where(db: Connection, which: Any, which_cases: Any) -> list[Result]:
+    query = select(*_joined).join(_jobs, _jobs.c.id == _results.c.job_id).where(which)
+    found = db.execute(query.order_by(_jobs.c.batch_id, _jobs.c.seq)).mappings().all()
+    cases: dict[str, list[Mapping[str, Any]]] = {}
+    for case in db.execute(select(_cases).where(which_cases).order_by(_cases.c.job_id, _cases.c.index)).mappings():
+        cases.setdefault(case["job_id"], []).append(dict(case))
+    return [rows.result_of(dict(row), cases.get(row["job_id"], ())) for row in found]

@@ -1,0 +1,105 @@
+"""The rows. Times are seconds since 1970 by the database's clock, so that leases compare across machines."""
+
+from sqlalchemy import BigInteger, Column, Index, Text, text
+from sqlmodel import Field, SQLModel
+
+from schemas.verdict import State, Verdict
+
+_OPEN = text("state IN ('queued', 'running')")
+
+
+class BatchRow(SQLModel, table=True):
+    """Jobs submitted together."""
+
+    __tablename__ = "batches"
+
+    id: str = Field(primary_key=True)
+    name: str | None = None
+    idempotency_key: str | None = Field(default=None, unique=True)
+    total: int
+    created_at: float
+    cancelled_at: float | None = None
+
+
+class JobRow(SQLModel, table=True):
+    """One job: what to run, and who is at it."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        Index("ix_jobs_batch", "batch_id", "seq", unique=True),
+        # The reconciler's questions stay cheap whatever the number of finished jobs.
+        Index("ix_jobs_open", "state", "lease_until", sqlite_where=_OPEN, postgresql_where=_OPEN),
+    )
+
+    id: str = Field(primary_key=True)
+    batch_id: str = Field(foreign_key="batches.id")
+    seq: int
+    """Place in the batch, from 0."""
+    spec: str = Field(sa_column=Column(Text, nullable=False))
+    """The JobSpec as JSON, defaults left out."""
+    task_id: str | None = None
+    """As JSON, so that 7 and "7" stay apart; so is sample_id."""
+    sample_id: str | None = None
+    labels: str | None = Field(default=None, sa_column=Column(Text))
+    priority: str
+    state: str = State.QUEUED
+    attempt: int = 0
+    """How many times a worker has claimed it."""
+    worker: str | None = None
+    lease_until: float | None = None
+    published_at: float | None = None
+    """When Redis was last told of it; NULL: it has not been."""
+    created_at: float
+    started_at: float | None = None
+    """Start of the latest attempt."""
+
+
+class Ran(SQLModel):
+    """What a run of a program leaves behind: the common part of results and cases."""
+
+    verdict: str
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout: str = Field(default="", sa_type=Text)
+    stderr: str = Field(default="", sa_type=Text)
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    detail: str = Field(default="", sa_type=Text)
+    wall_seconds: float = 0
+    cpu_seconds: float = 0
+    peak_memory_bytes: int = Field(default=0, sa_type=BigInteger)
+    oom_killed: bool = False
+    processes_peak: int = 0
+    output_bytes: int = Field(default=0, sa_type=BigInteger)
+    queue_seconds: float = 0
+    setup_seconds: float = 0
+    sandbox_uses: int = 0
+
+
+class ResultRow(Ran, table=True):
+    """The result of a job. Its primary key is what makes a second one impossible."""
+
+    __tablename__ = "results"
+    __table_args__ = (Index("ix_results_batch", "batch_id", "verdict"),)
+
+    job_id: str = Field(primary_key=True, foreign_key="jobs.id")
+    batch_id: str = Field(foreign_key="batches.id")
+    attempt: int = 0
+    worker: str | None = None
+    sandbox_id: str | None = None
+    image_digest: str | None = None
+    started_at: float | None = None
+    finished_at: float
+
+
+class CaseRow(Ran, table=True):
+    """The result of one case of a job."""
+
+    __tablename__ = "cases"
+
+    job_id: str = Field(primary_key=True, foreign_key="jobs.id")
+    index: int = Field(primary_key=True)
+
+
+FINAL_STATE = {verdict: State.CANCELLED if verdict is Verdict.CANCELLED else State.FINISHED for verdict in Verdict}
+"""The state that a verdict puts its job in."""
