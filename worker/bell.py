@@ -1,0 +1,63 @@
+"""The bell that rings when results are committed. It only saves waiting: who misses it finds the rows all the same."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import groupby
+
+import redis
+
+from schemas.rows import batch_of
+from worker.celery import redis_client
+
+
+def _channel(batch_id: str) -> str:
+    return f"evalpool.done.{batch_id}"
+
+
+class Bell:
+    """Rings with the ids of jobs whose results were just committed."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis_client(url)
+
+    def ring(self, job_ids: Iterable[str]) -> None:
+        """Say that these jobs have results. Silent when Redis is away."""
+        with suppress(redis.RedisError):
+            pipe = self._client.pipeline(transaction=False)
+            for batch_id, ids in groupby(sorted(job_ids), key=batch_of):
+                pipe.publish(_channel(batch_id), json.dumps(list(ids)))
+            pipe.execute()
+
+    @contextmanager
+    def listen(self, batch_id: str) -> Iterator["Listener"]:
+        """Hear the bell of one batch. Look at the rows after entering: what was committed before is not rung again."""
+        pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        with suppress(redis.RedisError):
+            pubsub.subscribe(_channel(batch_id))
+        try:
+            yield Listener(pubsub)
+        finally:
+            with suppress(redis.RedisError):
+                pubsub.close()
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+
+class Listener:
+    """One subscription."""
+
+    def __init__(self, pubsub: "redis.client.PubSub") -> None:
+        self._pubsub = pubsub
+
+    def wait(self, seconds: float) -> list[str] | None:
+        """The ids rung next, or `None` when nothing was heard for so long, or the bell is broken: then look at the rows."""
+        try:
+            message = self._pubsub.get_message(timeout=seconds)
+        except (redis.RedisError, OSError, RuntimeError):
+            time.sleep(min(seconds, 0.25))  # no busy loop over a broken bell
+            return None
+        return None if message is None else list(json.loads(message["data"]))
