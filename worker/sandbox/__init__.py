@@ -1,0 +1,1 @@
+"""Where programs run. Nothing outside this package knows of Docker."""

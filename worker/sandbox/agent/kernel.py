@@ -1,0 +1,96 @@
+"""What the agent asks of the kernel: process controls, and the counters of its own cgroup (version 1 or 2)."""
+
+import ctypes
+import os
+import resource
+import signal
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+
+
+def prctl(option: int, value: int) -> None:
+    """One prctl, or OSError."""
+    if _libc.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
+
+
+def set_limits(limits: dict[str, float]) -> None:
+    """The second fence inside the cgroup: limits of the process that calls, and of all it starts."""
+    cpu = int(limits["cpu_seconds"]) + 2  # the agent's own count comes first; this one holds if it does not
+    file_bytes = int(limits["file_mib"]) << 20
+    for name, value in (
+        (resource.RLIMIT_CPU, cpu),
+        (resource.RLIMIT_FSIZE, file_bytes),
+        (resource.RLIMIT_NPROC, int(limits["processes"])),
+        (resource.RLIMIT_NOFILE, 256),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 1 << 16),
+        (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_SIGPENDING, 256),
+    ):
+        resource.setrlimit(name, (value, value))
+
+
+def become(uid: int) -> None:
+    """Another user for good: no group, no capability, no way back."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def default_signals() -> None:
+    """What a process started by a shell would find: nothing blocked, nothing ignored but what Python ignores."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+class Counters:
+    """The agent's own view of its cgroup. Every counter reads 0 where the host does not show it."""
+
+    def __init__(self) -> None:
+        v1, v2 = "/sys/fs/cgroup/memory/memory.", "/sys/fs/cgroup/memory."
+        self._cpu = _open("/sys/fs/cgroup/cpuacct/cpuacct.usage", "/sys/fs/cgroup/cpu.stat")
+        self._memory = _open(v1 + "usage_in_bytes", v2 + "current")
+        self._peak = _open(v1 + "max_usage_in_bytes", v2 + "peak")
+        self._oom = _open(v1 + "oom_control", v2 + "events")
+        self._pids = _open("/sys/fs/cgroup/pids/pids.current", "/sys/fs/cgroup/pids.current")
+
+    def cpu_seconds(self) -> float:
+        """CPU time of everything in the sandbox, the agent included."""
+        text = _text(self._cpu)
+        if text.startswith(b"usage_usec"):
+            return int(text.split(None, 2)[1]) / 1e6
+        return int(text or 0) / 1e9
+
+    def memory_bytes(self) -> int:
+        """Memory in use now."""
+        return int(_text(self._memory) or 0)
+
+    def peak_bytes(self) -> int:
+        """Most memory ever in use, or since the worker last set it back."""
+        return int(_text(self._peak) or 0)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has ended for memory."""
+        words = _text(self._oom).split()
+        return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+
+    def processes(self) -> int:
+        """Processes and threads alive now, the agent included."""
+        return int(_text(self._pids) or 0)
+
+
+def _open(*paths: str) -> int | None:
+    for path in paths:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+    return None
+
+
+def _text(fd: int | None) -> bytes:
+    return b"" if fd is None else os.pread(fd, 1024, 0)

@@ -1,0 +1,84 @@
+"""After a job: every writable place is emptied, and that nothing is left is verified, not assumed."""
+
+import os
+import signal
+import stat
+
+from . import kernel
+
+PLACES = ("/box", "/tmp", "/dev/shm", "/dev/mqueue")
+
+
+class Reset:
+    """Knows how the sandbox looked at birth."""
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+        self.places = [place for place in PLACES if os.path.ismount(place)]
+        self.birth = [self._free(place) for place in self.places]
+
+    def verify(self) -> str:
+        """Empty every place; what is not as at birth, in one sentence, or nothing."""
+        try:
+            os.kill(-1, 0)
+        except ProcessLookupError:
+            pass
+        else:
+            return "a process is left"
+        if any(os.listdir(place) for place in self.places):
+            self._wipe()
+        for place, birth in zip(self.places, self.birth, strict=True):
+            if os.listdir(place):
+                return f"{place} is not empty"
+            if self._free(place) != birth:
+                return f"{place} has other free space than at birth"
+        return ""
+
+    def _wipe(self) -> None:
+        """Our own files by ourselves; the job's by a child that is the job's user, since we may not touch what it locked."""
+        for place in self.places:
+            for entry in os.scandir(place):
+                if entry.stat(follow_symlinks=False).st_uid == 0:
+                    os.unlink(entry.path)
+        if not any(os.listdir(place) for place in self.places):
+            return
+        pid = os.fork()
+        if not pid:
+            try:
+                kernel.become(self.uid)
+                for place in self.places:
+                    for name in os.listdir(place):
+                        _remove(f"{place}/{name}")
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+    @staticmethod
+    def _free(place: str) -> tuple[int, int]:
+        free = os.statvfs(place)
+        return free.f_bfree, free.f_ffree
+
+
+def _remove(path: str) -> None:
+    """A tree of any depth, whatever its modes; what cannot be removed stays and is found by the verification."""
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        os.unlink(path)
+        return
+    os.chmod(path, 0o700)
+    for folder, folders, files in os.walk(path, topdown=True):
+        for name in folders:
+            if not os.path.islink(f"{folder}/{name}"):
+                os.chmod(f"{folder}/{name}", 0o700)
+        for name in files:
+            os.unlink(f"{folder}/{name}")
+    for folder, folders, _files in os.walk(path, topdown=False):
+        for name in folders:
+            if os.path.islink(f"{folder}/{name}"):
+                os.unlink(f"{folder}/{name}")
+            else:
+                os.rmdir(f"{folder}/{name}")
+    os.rmdir(path)

@@ -1,0 +1,88 @@
+"""The contract of a sandbox: what goes in, what comes out, and who is to blame."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+from schemas.limits import Limits
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a sandbox is born with and cannot change later. Sandboxes of one shape are interchangeable."""
+
+    image: str
+    memory_mib: int
+    processes: int
+    disk_mib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One run: the program and everything it is given."""
+
+    code: bytes
+    main: str
+    """The file the code is put in, in the working directory."""
+    argv: tuple[str, ...] = ()
+    """The command that runs that file; empty: the warm Python interpreter."""
+    args: tuple[str, ...] = ()
+    stdin: bytes = b""
+    env: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    check: bytes | None = None
+    """Run after the code in the same interpreter."""
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a program did, raw. Judging it is somebody else's work."""
+
+    ended: str
+    """`itself`, or the limit at which it was stopped: `cpu`, `wall`, `output`."""
+    exit_code: int | None
+    signal: int | None
+    checked: bool
+    """The check ran to its last line."""
+    said: str
+    """What the interpreter noted on the way: `syntax`, `assertion`, `memory`, or nothing. A hint, never proof of success."""
+    stdout: bytes
+    stderr: bytes
+    stdout_total: int
+    stderr_total: int
+    wall_seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    oom_kills: int
+    processes: int
+
+
+class Sandbox(ABC):
+    """One place to run programs in, one at a time.
+
+    What a program does is an `Outcome`, whatever it is. `SandboxLost` means that the sandbox itself failed: it must be
+    closed, and the run says nothing about the program.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.id = ""
+        self.image_digest = ""
+        self.uses = 0
+        """Programs run so far."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make it ready to run; nothing is left behind when it fails."""
+
+    @abstractmethod
+    async def run(self, program: Program) -> Outcome:
+        """Run one program under its limits, to the death of its last process."""
+
+    @abstractmethod
+    async def reset(self) -> bool:
+        """Make it as at birth; False when it cannot be shown to be."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Destroy it and all it holds. May be called at any time, and twice."""

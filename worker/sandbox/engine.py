@@ -1,0 +1,117 @@
+"""The Docker engine, as far as evalpool uses it: blocking calls, each with a timeout, in threads of their own."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import docker
+import requests
+from docker.errors import DockerException, ImageNotFound, NotFound
+
+from schemas.errors import SandboxLost, SetupError
+
+T = TypeVar("T")
+
+OWNER = "org.evalpool.owner"
+"""Label of every container of ours: the process that owns it, so that nobody else's is ever touched."""
+CREATES_AT_ONCE = 4
+"""The engine gets slower, not faster, with more."""
+
+
+def owner() -> str:
+    """This process, unmistakably: a pid alone may be used again."""
+    return f"{_boot_id()}:{os.getpid()}:{_start_time(os.getpid())}"
+
+
+def owner_alive(label: str) -> bool:
+    """Whether the owner of a container still lives. Owners on other machines are left to themselves."""
+    boot, pid, started = label.split(":")
+    return boot != _boot_id() or _start_time(int(pid)) == started
+
+
+class Engine:
+    """One Docker engine. docker-py is not thread-safe, so every thread has a client of its own."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._threads = ThreadPoolExecutor(CREATES_AT_ONCE, thread_name_prefix="docker")
+        self._local = threading.local()
+        self._clients: list[docker.APIClient] = []
+
+    @property
+    def api(self) -> docker.APIClient:
+        """The calling thread's client."""
+        if not hasattr(self._local, "api"):
+            try:
+                self._local.api = docker.DockerClient.from_env(timeout=int(self._timeout)).api
+            except DockerException as error:
+                raise SetupError(f"the Docker engine does not answer ({error}); `evalpool doctor` looks closer") from error
+            self._clients.append(self._local.api)
+        return self._local.api
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """A blocking call in a thread; whatever goes wrong in the engine is `SandboxLost`."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        except ImageNotFound as error:
+            raise SetupError(f"{error.explanation}; `evalpool images build` makes the standard one") from error
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise SandboxLost(f"Docker: {error}") from error
+
+    def launch(self, options: dict[str, Any]) -> tuple[str, int, str, socket.socket]:
+        """Create, attach and start a container: its id, its process on the host, its image, its stream."""
+        container = self.api.create_container_from_config(options)["Id"]
+        try:
+            # Attached before the start, or the first bytes would be lost.
+            attached = self.api.attach_socket(container, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
+            stream = socket.socket(fileno=os.dup(attached.fileno()))
+            attached.close()
+            self.api.start(container)
+            found = self.api.inspect_container(container)
+        except BaseException:
+            self.remove(container)
+            raise
+        stream.setblocking(False)
+        return container, found["State"]["Pid"], found["Image"], stream
+
+    def remove(self, container: str) -> None:
+        """Kill and remove a container; that it is gone already is as good."""
+        try:
+            self.api.remove_container(container, force=True)
+        except NotFound:
+            pass
+        except DockerException as error:
+            if "already in progress" not in str(error):
+                raise
+
+    def sweep(self) -> int:
+        """Remove the containers whose owner on this machine is dead; how many there were."""
+        removed = 0
+        for found in self.api.containers(all=True, filters={"label": OWNER}):
+            if not owner_alive(found["Labels"][OWNER]):
+                self.remove(found["Id"])
+                removed += 1
+        return removed
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for client in self._clients:
+            client.close()
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _start_time(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty when there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""

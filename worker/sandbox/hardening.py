@@ -1,0 +1,64 @@
+"""From a shape to the arguments of a container. Nothing of a job can add to them."""
+
+from typing import Any
+
+from worker.sandbox.agent import BOOTSTRAP
+from worker.sandbox.base import Shape
+
+AGENT_MIB = 24
+"""What the agent itself needs on top of the program's memory."""
+CAPABILITIES = ["SETUID", "SETGID", "KILL"]
+"""All the agent has: to become the job's user and group, and to end its processes. Jobs have none."""
+
+
+def options(shape: Shape, labels: dict[str, str]) -> dict[str, Any]:
+    """The body of Docker's create call."""
+    memory = (shape.memory_mib + AGENT_MIB) << 20
+    return {
+        "Image": shape.image,
+        "Entrypoint": ["python3", "-c", BOOTSTRAP],
+        "Cmd": [],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/box", "PYTHONHASHSEED=0"],
+        "Labels": labels,
+        "Hostname": "sandbox",
+        # The dead-man's switch: the worker holds standard input; when it dies the agent reads the end and exits.
+        "OpenStdin": True,
+        "StdinOnce": True,
+        "AttachStdin": True,
+        "AttachStdout": True,
+        "AttachStderr": True,
+        "Tty": False,
+        "NetworkDisabled": True,
+        "StopSignal": "SIGKILL",
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            "AutoRemove": True,
+            "Init": False,  # the agent is process 1: no signal from inside reaches it
+            "NetworkMode": "none",
+            "IpcMode": "private",
+            "CgroupnsMode": "private",
+            "ReadonlyRootfs": True,
+            "CapDrop": ["ALL"],
+            "CapAdd": CAPABILITIES,
+            "SecurityOpt": ["no-new-privileges"],
+            "Memory": memory,
+            "MemorySwap": memory,  # the same: no swap
+            "OomScoreAdj": 500,
+            "PidsLimit": shape.processes + 1,  # and the agent
+            "NanoCpus": 1_000_000_000,
+            "CpuShares": 256,
+            "ShmSize": 8 << 20,
+            "Tmpfs": {
+                # Bounded in bytes and in inodes; the pages count against the memory limit.
+                "/box": f"rw,exec,nosuid,nodev,size={shape.disk_mib}m,nr_inodes=16384,mode=1777",
+                "/tmp": "rw,noexec,nosuid,nodev,size=16m,nr_inodes=4096,mode=1777",
+            },
+            "Ulimits": [
+                {"Name": name, "Soft": value, "Hard": value}
+                for name, value in (("core", 0), ("nofile", 1024), ("memlock", 65536), ("msgqueue", 0), ("rtprio", 0))
+            ],
+            "LogConfig": {"Type": "none", "Config": {}},  # output goes to the worker and nowhere else
+        },
+    }

@@ -1,0 +1,249 @@
+"""The images that sandboxes run: recipes in `images/`, built on the machine that needs them.
+
+A recipe is built in one of two ways that end in the same file tree. With its base image at hand, in the engine or in a
+registry, it is an ordinary Dockerfile. Many evaluation hosts reach no registry but do have a Debian mirror, as any
+Debian machine must: there, `images/from-debian` unpacks the same packages and the engine imports the result.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import docker
+from docker.errors import APIError, BuildError, ContainerError, DockerException, ImageNotFound
+from pydantic import BaseModel, ConfigDict, ValidationError
+from requests.exceptions import RequestException
+
+RECIPE_LABEL = "org.evalpool.recipe"  # hash of the recipe's files: tells a stale image from a current one
+PYTHON_LABEL = "org.evalpool.python"
+
+_HERE = Path(__file__).resolve().parent
+_PLACES = (_HERE.parents[1] / "images", _HERE / "recipes")  # a checkout, an installed wheel
+_PROBE_SECONDS = 4  # a registry that needs longer is no help
+_BUILD_SECONDS = 900
+Say = Callable[[str], None]
+
+
+class ImageBuildFailed(RuntimeError):  # noqa: N818 - says what happened, as our other errors do
+    """There is no image. The message ends with what to do about it."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image on this engine that came from a recipe."""
+
+    tag: str
+    id: str
+    size_bytes: int
+    created: datetime
+    python: str | None
+
+
+class _Recipe(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path
+    tag: str
+    suite: str
+    packages: list[str]
+    python: str | None = None
+    check: list[str] = []
+
+    @property
+    def labels(self) -> dict[str, str]:
+        files = [self.folder.parent / "from-debian", *sorted(path for path in self.folder.rglob("*") if path.is_file())]
+        sums = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+        digest = hashlib.sha256("\n".join(sums).encode()).hexdigest()
+        return {RECIPE_LABEL: digest} | ({PYTHON_LABEL: self.python} if self.python else {})
+
+    def dockerfile(self, *instructions: str) -> list[str]:
+        lines = (self.folder / "Dockerfile").read_text().splitlines()
+        return [line for line in lines if line.partition(" ")[0] in instructions]
+
+    @property
+    def base(self) -> str:
+        return self.dockerfile("FROM")[0].split()[1]
+
+
+def recipes() -> list[str]:
+    """The names that `build` knows."""
+    return sorted({path.parent.name for place in _PLACES for path in place.glob("*/recipe.toml")})
+
+
+def installed() -> list[Image]:
+    """What has been built on this engine, whether or not its recipe is still the same."""
+    with _engine() as engine:
+        found = engine.api.images(filters={"label": RECIPE_LABEL})
+    images = [
+        Image(
+            tag,
+            image["Id"],
+            image["Size"],
+            datetime.fromtimestamp(image["Created"], UTC),
+            image["Labels"].get(PYTHON_LABEL),
+        )
+        for image in found
+        for tag in image["RepoTags"] or []
+        if tag != "<none>:<none>"
+    ]
+    return sorted(images, key=lambda image: image.tag)
+
+
+def build(recipe: str = "python", *, if_missing: bool = False, say: Say) -> str:
+    """Build a recipe and return the image's id. The tag moves to the new image only when that has passed its check."""
+    wanted = _read(recipe)
+    with _engine() as engine:
+        present = None
+        with suppress(ImageNotFound):
+            present = engine.images.get(wanted.tag)
+        if if_missing and present:
+            if present.labels.get(RECIPE_LABEL) == wanted.labels[RECIPE_LABEL]:
+                say(f"ok ({wanted.tag}, {present.attrs['Size'] / 1e6:.0f} MB)")
+                return str(present.id)
+            say(f"{wanted.tag} is of an older recipe")
+
+        begun = time.monotonic()
+        image_id = _make(engine, wanted, say)
+        _check(engine, wanted, image_id)
+        repository, _, version = wanted.tag.partition(":")
+        engine.api.tag(image_id, repository, version)
+        size = engine.images.get(image_id).attrs["Size"]
+        say(f"{wanted.tag} built in {time.monotonic() - begun:.0f} s, {size / 1e6:.0f} MB")
+
+        if present and present.id != image_id:
+            with suppress(APIError):  # a running sandbox holds it, or somebody has named it
+                if not engine.images.get(str(present.id)).tags:
+                    engine.images.remove(str(present.id))
+        return image_id
+
+
+def _read(name: str) -> _Recipe:
+    folder = next((place / name for place in _PLACES if (place / name / "recipe.toml").is_file()), None)
+    if folder is None:
+        raise ImageBuildFailed(f"There is no recipe {name!r}. There are: {', '.join(recipes()) or 'none'}.")
+    try:
+        return _Recipe(folder=folder, **tomllib.loads((folder / "recipe.toml").read_text()))
+    except (tomllib.TOMLDecodeError, ValidationError) as error:
+        raise ImageBuildFailed(f"{folder / 'recipe.toml'} is not a recipe: {error}") from error
+
+
+@contextmanager
+def _engine(seconds: int = _BUILD_SECONDS) -> Iterator[docker.DockerClient]:
+    try:
+        engine = docker.from_env(timeout=seconds)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    except (DockerException, RequestException) as error:
+        raise ImageBuildFailed(
+            f"The Docker engine: {error}. `deploy/setup docker` installs and starts one where it can; "
+            "DOCKER_HOST names one that is elsewhere."
+        ) from error
+
+
+def _make(engine: docker.DockerClient, recipe: _Recipe, say: Say) -> str:
+    if _in_reach(engine, recipe.base):
+        say(f"{recipe.tag} from its Dockerfile, as {recipe.base} is in reach")
+        try:
+            return _by_dockerfile(engine, recipe)
+        except (BuildError, APIError) as error:
+            say(f"the Dockerfile did not build: {_tail(str(error))}")
+    say(f"{recipe.tag} from Debian packages, without a registry")
+    return _by_debian(engine, recipe)
+
+
+def _in_reach(engine: docker.DockerClient, base: str) -> bool:
+    with suppress(ImageNotFound):
+        return bool(engine.images.get(base))
+    with suppress(ImageBuildFailed), _engine(_PROBE_SECONDS) as impatient:
+        return bool(impatient.images.get_registry_data(base))
+    return False
+
+
+def _by_dockerfile(engine: docker.DockerClient, recipe: _Recipe) -> str:
+    packages = {"PACKAGES": " ".join(recipe.packages)}
+    folder = str(recipe.folder)
+    image, _ = engine.images.build(path=folder, buildargs=packages, labels=recipe.labels, rm=True, forcerm=True)
+    return str(image.id)
+
+
+def _by_debian(engine: docker.DockerClient, recipe: _Recipe) -> str:
+    # the last stage of the Dockerfile says how the image is run, and import understands the same words
+    changes = recipe.dockerfile("ENV", "CMD", "ENTRYPOINT", "WORKDIR", "USER")
+    changes += [f"LABEL {key}={value}" for key, value in recipe.labels.items()]
+    script = recipe.folder.parent / "from-debian"
+    with tempfile.TemporaryDirectory(prefix="evalpool-image-") as scratch:
+        tree = Path(scratch) / "tree.tar"
+        command = ["sh", str(script), recipe.suite, str(recipe.folder / "finish"), str(tree), *recipe.packages]
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise ImageBuildFailed(
+                f"No image from Debian packages:\n{_tail(run.stderr)}\n"
+                f"Or make {recipe.base} known to the engine (docker pull, docker load): then the Dockerfile is used."
+            )
+        answer = engine.api.import_image_from_file(str(tree), changes=changes)
+    last = json.loads(str(answer).strip().splitlines()[-1])
+    if "error" in last:
+        raise ImageBuildFailed(f"The engine refused the file tree: {last['error']}")
+    return str(last["status"])
+
+
+def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> None:
+    if not recipe.check:
+        return
+    try:
+        engine.containers.run(
+            image_id, recipe.check, remove=True, network_mode="none", user="65534:65534", read_only=True, stderr=True
+        )
+    except (ContainerError, APIError) as error:
+        engine.images.remove(image_id, force=True)
+        raw = getattr(error, "stderr", None)
+        said = raw.decode(errors="replace") if isinstance(raw, bytes) else str(error)
+        raise ImageBuildFailed(
+            f"The new image fails the check in {recipe.folder}/recipe.toml:\n{_tail(said)}"
+        ) from error
+
+
+def _tail(text: str) -> str:
+    return "\n".join(re.sub(r"\n\s*\n", "\n", text.strip()).splitlines()[-8:])
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m worker.sandbox.images", description="The images that sandboxes run."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("list", help="what has been built on this engine")
+    builder = commands.add_parser("build", help="build a recipe")
+    builder.add_argument("name", nargs="?", default="python", metavar="NAME", help=f"one of: {', '.join(recipes())}")
+    builder.add_argument("--if-missing", action="store_true", help="only if it is not there or of an older recipe")
+    chosen = parser.parse_args()
+
+    def say(line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    try:
+        if chosen.command == "build":
+            build(chosen.name, if_missing=chosen.if_missing, say=say)
+            return
+        for image in installed():
+            say(f"{image.tag}  {image.id[7:19]}  {image.size_bytes / 1e6:.0f} MB  {image.created:%Y-%m-%d %H:%M}")
+    except ImageBuildFailed as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,113 @@
+"""The attached stream of a container: Docker's framing outside, ours inside, and no trust in either."""
+
+import asyncio
+import json
+from typing import Any
+
+from schemas.errors import SandboxLost
+from worker.sandbox.agent.wire import HEAD, pack
+
+META_BYTES = 1 << 16
+"""Largest JSON part a reply may have."""
+STDERR_BYTES = 4096
+"""How much of the agent's last words is kept."""
+
+
+class Stream(asyncio.Protocol):
+    """One request at a time, one reply to each; anything else ends the connection."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.last_words = b""
+        self._docker = bytearray()
+        self._frames = bytearray()
+        self._waiting: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
+        self._body_bytes = 0
+        self._lost: str | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Undo Docker's framing: 8 bytes of head, of which the first says which stream and the last four how much."""
+        self._docker += data
+        while len(self._docker) >= 8:
+            size = int.from_bytes(self._docker[4:8], "big")
+            if len(self._docker) < 8 + size:
+                break
+            payload = bytes(self._docker[8 : 8 + size])
+            if self._docker[0] == 1:
+                self._frames += payload
+            else:
+                self.last_words = (self.last_words + payload)[-STDERR_BYTES:]
+            del self._docker[: 8 + size]
+        self._take()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        words = self.last_words.decode("utf-8", "replace").strip().splitlines()
+        self._fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
+
+    async def request(self, meta: dict[str, object], body: bytes, reply_bytes: int, seconds: float) -> tuple[dict[str, Any], bytes]:
+        """Send one frame and await its reply, of so many raw bytes at most."""
+        reply = self.expect(reply_bytes)
+        self.send(pack(meta, body))
+        return await self.arrived(reply, seconds)
+
+    def send(self, data: bytes) -> None:
+        """Put bytes on their way."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def expect(self, reply_bytes: int) -> "asyncio.Future[tuple[dict[str, Any], bytes]]":
+        """Allow for one frame."""
+        if self._lost is not None:
+            raise SandboxLost(self._lost)
+        self._body_bytes = reply_bytes
+        self._waiting = asyncio.get_running_loop().create_future()
+        return self._waiting
+
+    async def arrived(
+        self, reply: "asyncio.Future[tuple[dict[str, Any], bytes]]", seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
+        """Await the frame that was allowed for."""
+        try:
+            return await asyncio.wait_for(reply, seconds)
+        except TimeoutError:
+            self._fail(f"no answer within {seconds:.1f} s")
+            raise SandboxLost(str(self._lost)) from None
+
+    def close(self) -> None:
+        """End the connection; in the container the agent sees it and exits."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def _take(self) -> None:
+        """Hand over a whole frame, if there is one and one is expected."""
+        while len(self._frames) >= HEAD.size:
+            meta_size, body_size = HEAD.unpack_from(self._frames)
+            if self._waiting is None or self._waiting.done():
+                return self._fail("the agent spoke without being asked")
+            if meta_size > META_BYTES or body_size > self._body_bytes:
+                return self._fail("the agent's reply is too large")
+            end = HEAD.size + meta_size + body_size
+            if len(self._frames) < end:
+                return None
+            text = bytes(self._frames[HEAD.size : HEAD.size + meta_size])
+            body = bytes(self._frames[HEAD.size + meta_size : end])
+            del self._frames[:end]
+            try:
+                meta = json.loads(text)
+            except ValueError:
+                return self._fail("the agent's reply is not JSON")
+            if not isinstance(meta, dict):
+                return self._fail("the agent's reply is not an object")
+            self._waiting.set_result((meta, body))
+        return None
+
+    def _fail(self, why: str) -> None:
+        if self._lost is None:
+            self._lost = why
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_exception(SandboxLost(self._lost))
+        self.close()
