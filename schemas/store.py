@@ -1,7 +1,8 @@
 """Every query of evalpool, each with a sentence. What it does not say about a job is not known of it."""
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, insert, literal, null, or_, select, update
@@ -37,6 +38,14 @@ class Lease:
     attempt: int
     created_at: float
     started_at: float
+    """By the database's clock."""
+    claimed: float = field(default_factory=time.monotonic)
+    """By this process's own clock: what passes from here on is added to `started_at`."""
+
+    @property
+    def now(self) -> float:
+        """The database's clock, without asking it again."""
+        return self.started_at + time.monotonic() - self.claimed
 
 
 class Store:
@@ -97,8 +106,8 @@ class Store:
             for row in sorted(claimed, key=lambda row: row.id)
         ]
 
-    def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> set[str]:
-        """Prolong the leases held (job id → attempt); the jobs that are no longer ours, or whose batch was cancelled."""
+    def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> tuple[set[str], set[str]]:
+        """Prolong the leases held (job id → attempt); which of the jobs are no longer ours, and which were cancelled."""
         with self.database.write() as db:
             mine = and_(_jobs.c.worker == worker, _jobs.c.state == State.RUNNING)
             kept: set[str] = set()
@@ -108,8 +117,8 @@ class Store:
                 kept |= {row.id for row in renewed if row.attempt == held[row.id]}
             batch_ids = {rows.batch_of(job_id) for job_id in kept}
             stopped = select(_batches.c.id).where(_batches.c.id.in_(batch_ids), _batches.c.cancelled_at.is_not(None))
-            cancelled = set(db.scalars(stopped))
-        return {job_id for job_id in held if job_id not in kept or rows.batch_of(job_id) in cancelled}
+            batches = set(db.scalars(stopped))
+        return held.keys() - kept, {job_id for job_id in kept if rows.batch_of(job_id) in batches}
 
     def release(self, leases: Iterable[Lease], *, tried: bool) -> None:
         """Put jobs back; one that was never tried gets its attempt back too."""

@@ -1,14 +1,13 @@
 """The Celery app, its settings with the reason for each, and the one way to tell Redis of jobs."""
 
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
 import kombu
 import redis
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 from kombu.exceptions import KombuError, OperationalError
 from kombu.pools import producers
 
@@ -51,7 +50,7 @@ app.conf.update(
     },
     task_serializer="json",  # with pickle, whoever writes to Redis could run code in a worker
     accept_content=["json"],
-    task_queues=[Queue(name) for name in QUEUES.values()],
+    task_queues=[Queue(name, Exchange("evalpool"), routing_key=name) for name in QUEUES.values()],
     task_default_queue=QUEUES[Priority.NORMAL],
     task_create_missing_queues=False,  # a misspelt queue fails at once
     worker_send_task_events=False,  # events cost half the throughput, and the ledger knows better

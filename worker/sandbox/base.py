@@ -45,7 +45,7 @@ class Outcome:
     checked: bool
     """The check ran to its last line."""
     said: str
-    """What the interpreter noted on the way: `syntax`, `assertion`, `memory`, or nothing. A hint, never proof of success."""
+    """What the interpreter noted on the way: `syntax`, `raised`, `assertion`, `memory`, or nothing. A hint, never proof of success."""
     stdout: bytes
     stderr: bytes
     stdout_total: int
@@ -70,6 +70,11 @@ class Sandbox(ABC):
         self.image_digest = ""
         self.uses = 0
         """Programs run so far."""
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether it is worth asking for a run."""
 
     @abstractmethod
     async def start(self) -> None:

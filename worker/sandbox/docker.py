@@ -31,9 +31,13 @@ class DockerSandbox(Sandbox):
         self._stream = Stream()
         self._request = 0
         self._peak: Path | None = None
+        self._closing = False
+
+    @property
+    def alive(self) -> bool:
+        return self._stream.alive
 
     async def start(self) -> None:
-        self._closing = False
         launch = self._engine.call(self._engine.launch, options(self.shape, {OWNER: owner()}))
         self.id, pid, self.image_digest, sock = await launch
         try:
@@ -104,7 +108,7 @@ class DockerSandbox(Sandbox):
                 exit_code=_small(reply, "exit_code"),
                 signal=_small(reply, "signal"),
                 checked=bool(token) and said == f"checked {token}",
-                said=said if said in ("syntax", "check_syntax", "assertion", "memory") else "",
+                said=said if said in ("syntax", "raised", "assertion", "memory") else "",
                 stdout=body[:stdout],
                 stderr=body[stdout:],
                 stdout_total=_count(reply, "stdout_total"),

@@ -25,6 +25,11 @@ class Stream(asyncio.Protocol):
         self._body_bytes = 0
         self._lost: str | None = None
 
+    @property
+    def alive(self) -> bool:
+        """Whether the other end is there, as far as is known."""
+        return self.transport is not None and self._lost is None
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport

@@ -67,7 +67,7 @@ class Python:
             if self._execute(self.source, f"{HOME}/main.py", main, "syntax") and self.check is not None:
                 check, token, report = self.check, self.token, self.report
                 del self.check, self.token  # from here on they live in this frame alone
-                if self._execute(check, f"{HOME}/check.py", main, "check_syntax", failure="assertion") and report is not None:
+                if self._execute(check, f"{HOME}/check.py", main, "raised", failure="assertion") and report is not None:
                     os.write(report, b"checked " + token.encode())
             code = self._finish(main)
         except SystemExit as leaving:
@@ -106,10 +106,10 @@ class Python:
         except SystemExit:
             raise
         except BaseException as error:
-            if failure and isinstance(error, AssertionError):
-                self._say(failure)
-            elif isinstance(error, MemoryError):
+            if isinstance(error, MemoryError):
                 self._say("memory")
+            else:
+                self._say(failure if failure and isinstance(error, AssertionError) else "raised")
             traceback = error.__traceback__
             _print_exception(error.with_traceback(traceback and traceback.tb_next))  # without our own frame
             raise

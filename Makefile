@@ -1,0 +1,50 @@
+# `make` alone lists the targets.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check setup up down lock clean
+
+ARGS ?=
+BIN := .venv/bin
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## install everything, evaluate a bundled benchmark end to end, print the report
+	@deploy/setup
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
+	@deploy/setup
+	@$(BIN)/pytest $(ARGS)
+
+check: ## lint, format, types, import rules
+	@deploy/setup venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+setup: ## make this machine ready: Docker engine, Redis, .venv, sandbox image
+	@deploy/setup
+
+# the plugin where it is installed, else the older program of its own
+COMPOSE = $$(if docker compose version > /dev/null 2>&1; then echo docker compose; \
+	elif command -v docker-compose > /dev/null; then echo docker-compose; fi)
+NO_COMPOSE = { echo "Docker Compose is missing. On Debian, as root: apt-get install docker-compose" >&2; exit 1; }
+
+up: ## start the compose stack
+	@compose="$(COMPOSE)"; [ -n "$$compose" ] || $(NO_COMPOSE); $$compose up -d --build $(ARGS)
+
+down: ## stop the compose stack
+	@compose="$(COMPOSE)"; [ -n "$$compose" ] || $(NO_COMPOSE); $$compose down $(ARGS)
+
+# every dependency, the humaneval extra, the tools of development, and what builds the package itself, for any platform
+lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" lets all of them move)
+	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && python3 -m venv "$$uv" && \
+	"$$uv/bin/pip" install --quiet --disable-pip-version-check uv && \
+	printf '%s\n' 'hatchling>=1.27' 'editables' | "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 \
+		--extra humaneval --group dev --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+		--output-file requirements.lock $(ARGS) pyproject.toml -
+
+clean: ## remove what was made here: .venv, caches, builds (Docker, Redis and images stay)
+	@rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,52 @@
+"""The leases this worker holds: claimed in one statement, renewed while the jobs run, given up when they are over."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from schemas.store import Lease, Store
+from worker.ledger import Ledger
+
+log = logging.getLogger("evalpool.lease")
+
+LOST, CANCELLED = "lease lost", "batch cancelled"
+"""Why a running job is stopped; the message of its cancellation."""
+
+
+class Leases:
+    """Job id → its lease and the task that runs it."""
+
+    def __init__(self, ledger: Ledger, worker: str, seconds: float) -> None:
+        self._ledger, self._worker, self._seconds = ledger, worker, seconds
+        self._held: dict[str, tuple[Lease, asyncio.Task[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def claim(self, job_ids: Sequence[str]) -> list[Lease]:
+        """Those of the jobs that are ours now; the others are finished, or another worker is at them."""
+        return await self._ledger.call(Store.lease, job_ids, self._worker, self._seconds)
+
+    def hold(self, lease: Lease, task: "asyncio.Task[None]") -> None:
+        """Renew this lease until `drop`."""
+        self._held[lease.job_id] = lease, task
+
+    def drop(self, lease: Lease) -> None:
+        """The job is over, one way or another."""
+        self._held.pop(lease.job_id, None)
+
+    async def keep(self) -> None:
+        """Renew for ever, and stop the jobs that are not ours to run any more."""
+        while True:
+            await asyncio.sleep(min(1.0, self._seconds / 3))
+            if not self._held:
+                continue
+            attempts = {job_id: lease.attempt for job_id, (lease, _) in self._held.items()}
+            try:
+                lost, cancelled = await self._ledger.call(Store.renew, attempts, self._worker, self._seconds)
+            except Exception as error:  # the database is away: the leases may run out, and then the jobs run again
+                log.warning("leases could not be renewed: %s", error, extra={"action": "renew_failed"})
+                continue
+            for job_ids, reason in ((lost, LOST), (cancelled, CANCELLED)):
+                for job_id in job_ids & self._held.keys():
+                    self._held[job_id][1].cancel(reason)

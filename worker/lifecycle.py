@@ -1,0 +1,65 @@
+"""From Celery's signals to a runner: built when a worker starts, drained and closed when it ends."""
+
+import atexit
+import logging
+import sys
+import warnings
+from typing import Any
+
+from celery import signals
+from celery.exceptions import SecurityWarning
+
+from schemas.errors import EvalpoolError
+from schemas.settings import settings
+from worker import logs
+from worker.runner import Runner
+
+log = logging.getLogger("evalpool")
+
+_runner: Runner | None = None
+
+
+def runner() -> Runner:
+    """The runner of this worker process."""
+    if _runner is None:
+        raise RuntimeError("no worker runs in this process")
+    return _runner
+
+
+# Celery warns about root because of pickle, which we never accept; who may use Docker is root anyway.
+warnings.filterwarnings("ignore", category=SecurityWarning)
+
+
+@signals.setup_logging.connect
+def _log(loglevel: int = logging.INFO, **_: Any) -> None:
+    logs.set_up(settings().log_format, loglevel)
+
+
+@signals.worker_init.connect
+def _start(sender: Any, **_: Any) -> None:
+    """Before the first message is taken: a machine that cannot run jobs must not take any."""
+    global _runner
+    configured = settings()
+    logs.set_up(configured.log_format, sender.loglevel or logging.INFO)  # Celery does it only after this signal
+    log.info("warming %d sandboxes of %s", configured.slots + 1, configured.image, extra={"action": "warming"})
+    new = Runner(configured)
+    try:
+        new.start()
+    except EvalpoolError as error:
+        log.critical("%s", error, extra={"action": "refused"})
+        sys.exit(1)
+    _runner = new
+    atexit.register(_stop)
+    log.info("ready: %d slots", configured.slots, extra={"action": "ready"})
+
+
+@signals.worker_shutting_down.connect
+def _drain(**_: Any) -> None:
+    if _runner is not None:
+        _runner.drain()
+
+
+@signals.worker_shutdown.connect
+def _stop(**_: Any) -> None:
+    if _runner is not None:
+        _runner.close()

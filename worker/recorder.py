@@ -1,0 +1,63 @@
+"""Results, committed in groups. While one commit is under way the next group gathers, so the group is as large as the
+load needs and a lonely result never waits for company."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from sqlalchemy.exc import DBAPIError
+
+from schemas.result import Result
+from schemas.store import Store
+from worker.bell import Bell
+from worker.ledger import Ledger
+
+log = logging.getLogger("evalpool.recorder")
+
+GROUP = 200
+"""Most results in one commit."""
+RETRY_SECONDS = 1.0
+
+Waiting = tuple[Result, "asyncio.Future[None]"]
+
+
+class Recorder:
+    """Takes results from running jobs and says when each is safe."""
+
+    def __init__(self, ledger: Ledger, bell: Bell) -> None:
+        self._ledger, self._bell = ledger, bell
+        self._queue: asyncio.Queue[Waiting] = asyncio.Queue(maxsize=GROUP * 4)
+
+    async def record(self, result: Result) -> None:
+        """Return when the result is committed. Only then may the message be acknowledged."""
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._queue.put((result, saved))
+        await saved
+
+    async def keep(self) -> None:
+        """Commit for ever."""
+        while True:
+            group = [await self._queue.get()]
+            while len(group) < GROUP and not self._queue.empty():
+                group.append(self._queue.get_nowait())
+            await self._commit(group)
+
+    async def _commit(self, group: Sequence[Waiting]) -> None:
+        """Until it has worked: with the database away the jobs wait here, and no more are taken than there are slots."""
+        while True:
+            try:
+                new = await self._ledger.call(self._record, [result for result, _ in group])
+                break
+            except DBAPIError as error:
+                log.warning("results could not be committed yet: %s", error, extra={"action": "commit_failed"})
+                await asyncio.sleep(RETRY_SECONDS)
+        for result, saved in group:
+            if not saved.done():
+                saved.set_result(None)
+            if result.job_id not in new:
+                log.info("a result was there already", extra={"action": "duplicate_dropped", "job": result.job_id})
+
+    def _record(self, store: Store, results: Sequence[Result]) -> set[str]:
+        new = store.record(results)
+        self._bell.ring(new)
+        return new

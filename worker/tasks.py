@@ -1,0 +1,19 @@
+"""The only task: some job ids. What it returns means nothing; what happened is in the ledger."""
+
+import logging
+
+from worker.celery import RUN, app
+from worker.lifecycle import runner
+
+log = logging.getLogger("evalpool.tasks")
+
+MOST_IDS = 1000
+
+
+@app.task(name=RUN)
+def run(job_ids: object) -> None:
+    """Lease, evaluate, record; the message is acknowledged when this returns."""
+    if not isinstance(job_ids, list) or len(job_ids) > MOST_IDS or not all(isinstance(each, str) for each in job_ids):
+        log.error("a message that is not a list of job ids was dropped", extra={"action": "bad_message"})
+        return
+    runner().run(job_ids)

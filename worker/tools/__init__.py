@@ -1,0 +1,1 @@
+"""What can be executed in a sandbox, and how its outcome is judged."""

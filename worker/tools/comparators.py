@@ -1,0 +1,50 @@
+"""How a program's output is compared with what was expected: outside the sandbox, and all of it."""
+
+import math
+from decimal import Decimal, InvalidOperation
+
+
+def agrees(comparator: str, got: bytes, expected: str) -> bool:
+    """Whether the output agrees under the comparator of this name."""
+    if comparator == "exact":
+        return got == expected.encode()
+    text = got.decode("utf-8", "replace").replace("\r\n", "\n")
+    expected = expected.replace("\r\n", "\n")
+    if comparator == "rstrip":
+        return text.rstrip("\n") == expected.rstrip("\n")
+    if comparator == "tokens":
+        return text.split() == expected.split()
+    if comparator == "lcb":
+        return _lines_agree(text, expected)
+    relative, _, absolute = comparator.removeprefix("float:").partition(",")
+    return _floats_agree(text.split(), expected.split(), float(relative), float(absolute or 0))
+
+
+def _floats_agree(got: list[str], expected: list[str], relative: float, absolute: float) -> bool:
+    return len(got) == len(expected) and all(
+        one == other or _close(one, other, relative, absolute) for one, other in zip(got, expected, strict=True)
+    )
+
+
+def _close(got: str, expected: str, relative: float, absolute: float) -> bool:
+    if got.lstrip("+-").isdecimal() and expected.lstrip("+-").isdecimal():
+        return int(got) == int(expected) if len(got) < 4000 and len(expected) < 4000 else got == expected
+    try:
+        one, other = float(got), float(expected)
+    except ValueError:
+        return False
+    return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= max(absolute, relative * abs(other))
+
+
+def _lines_agree(got: str, expected: str) -> bool:
+    ours, theirs = got.strip().split("\n"), expected.strip().split("\n")
+    return len(ours) == len(theirs) and all(_line_agrees(*pair) for pair in zip(ours, theirs, strict=True))
+
+
+def _line_agrees(got: str, expected: str) -> bool:
+    if got.strip() == expected.strip():
+        return True
+    try:
+        return [Decimal(word) for word in got.split()] == [Decimal(word) for word in expected.split()]
+    except InvalidOperation:
+        return False

@@ -1,0 +1,98 @@
+"""From what a program did to one word for it. Pure: no clock, no input, no output.
+
+The order of the questions is the order of certainty. What the kernel or the agent *did* (a limit that ended the
+program) comes before what the program *left* (an exit code), and only then comes what was asked of it. A program can
+choose its exit code and its output; it cannot choose its CPU time. The interpreter's own notes only ever choose
+between two ways of having failed.
+"""
+
+import signal
+
+from schemas.job import Case, JobSpec
+from schemas.limits import Limits
+from schemas.result import CaseResult, Metrics
+from schemas.verdict import Verdict
+from worker.sandbox.base import Outcome
+from worker.tools.comparators import agrees
+
+
+def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, str]:
+    """The verdict on one run, and a sentence that explains it."""
+    stopped = _limit_reached(outcome, spec.limits)
+    if stopped is not None:
+        return stopped
+    if outcome.said == "syntax":
+        return Verdict.COMPILE_ERROR, _last_line(outcome.stderr) or "the program is not valid Python"
+    if outcome.said == "assertion":
+        return Verdict.WRONG_ANSWER, _last_line(outcome.stderr) or "an assertion of the check failed"
+    if outcome.signal is not None:
+        return Verdict.RUNTIME_ERROR, f"ended by signal {outcome.signal} ({_signal_name(outcome.signal)})"
+    if spec.check is not None and not outcome.checked and outcome.said != "raised":
+        return Verdict.EARLY_EXIT, f"ended with exit code {outcome.exit_code} before its check had run to the end"
+    if outcome.exit_code != 0:
+        said = _last_line(outcome.stderr)
+        return Verdict.RUNTIME_ERROR, f"exit code {outcome.exit_code}" + (f": {said}" if said else "")
+    if case is not None and not agrees(case.comparator, outcome.stdout, case.expected):
+        return Verdict.WRONG_ANSWER, f"the output differs from what was expected (comparator {case.comparator})"
+    return Verdict.PASSED, "passed"
+
+
+def case_result(index: int, outcome: Outcome, spec: JobSpec, case: Case | None) -> CaseResult:
+    """One run as it is stored: judged, its text made fit for any database."""
+    verdict, detail = judge(outcome, spec, case)
+    return CaseResult(
+        index=index,
+        verdict=verdict,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        stdout=text(outcome.stdout),
+        stderr=text(outcome.stderr),
+        stdout_truncated=outcome.stdout_total > len(outcome.stdout),
+        stderr_truncated=outcome.stderr_total > len(outcome.stderr),
+        detail=detail,
+        metrics=Metrics(
+            wall_seconds=outcome.wall_seconds,
+            cpu_seconds=outcome.cpu_seconds,
+            peak_memory_bytes=outcome.memory_bytes,
+            oom_killed=outcome.oom_kills > 0,
+            processes_peak=outcome.processes,
+            output_bytes=outcome.stdout_total + outcome.stderr_total,
+        ),
+    )
+
+
+def text(data: bytes) -> str:
+    """Valid UTF-8 without NUL, whatever the program wrote."""
+    return data.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def _limit_reached(outcome: Outcome, limits: Limits) -> tuple[Verdict, str] | None:
+    if max(outcome.stdout_total, outcome.stderr_total) > limits.output_bytes:
+        return Verdict.OUTPUT_LIMIT, f"wrote more than {limits.output_bytes:,} bytes to one stream"
+    if outcome.oom_kills and not _ended_well(outcome):
+        return Verdict.MEMORY_LIMIT, f"ended by the kernel at {limits.memory_mib} MiB"
+    if outcome.said == "memory" and not _ended_well(outcome):
+        return Verdict.MEMORY_LIMIT, f"an allocation failed under the limit of {limits.memory_mib} MiB"
+    if outcome.ended == "cpu" or outcome.cpu_seconds >= limits.cpu_seconds:
+        return Verdict.TIME_LIMIT, f"used {outcome.cpu_seconds:.2f} s of CPU; the limit is {limits.cpu_seconds:g} s"
+    if outcome.ended == "wall":
+        used = f"only {outcome.cpu_seconds:.2f} s of CPU used"
+        return Verdict.TIME_LIMIT, f"did not end within {limits.wall:g} s of wall time ({used})"
+    return None
+
+
+def _ended_well(outcome: Outcome) -> bool:
+    """A program may lose a child to the kernel, or catch a MemoryError, and still do what was asked."""
+    return outcome.ended == "itself" and outcome.exit_code == 0
+
+
+def _last_line(stderr: bytes) -> str:
+    lines = text(stderr[-2000:]).strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
