@@ -41,7 +41,7 @@ down: ## stop the compose stack
 lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" lets all of them move)
 	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && python3 -m venv "$$uv" && \
 	"$$uv/bin/pip" install --quiet --disable-pip-version-check uv && \
-	printf '%s\n' 'hatchling>=1.27' 'editables' | "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 \
+	printf '%s\n' 'hatchling>=1.27' 'editables' | UV_SYSTEM_CERTS=1 "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 \
 		--extra humaneval --group dev --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
 		--output-file requirements.lock $(ARGS) pyproject.toml -
 

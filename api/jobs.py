@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from api.connections import store
@@ -12,6 +12,9 @@ from schemas.job import JobSpec
 from schemas.rows import job_id
 from schemas.settings import settings
 from worker.celery import UNREACHABLE, chunk_size, publish
+
+AT_ONCE = 20_000
+"""Jobs that are announced again at once; the workers' reconciler does the rest."""
 
 
 def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any) -> Job:
@@ -49,6 +52,13 @@ def get_batch(batch_id: str) -> BatchHandle:
     return BatchHandle(batch_id)
 
 
+def republish() -> None:
+    """Tell a Redis that has just been started of the jobs that wait, before a reconciler has to notice."""
+    waiting = store().unannounced(grace=0, stale=0, limit=AT_ONCE)
+    if waiting:
+        _announce(sorted(waiting, key=lambda job: job[1]))
+
+
 def _spec(job: object) -> JobSpec:
     if isinstance(job, JobSpec):
         return job
@@ -62,11 +72,14 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None) -> str:
     stored = store().add_batch(batch_id, specs, name, key)
     if stored != batch_id:
         return stored  # its first submitter has queued it; what it could not queue, the workers' reconciler does
-    ids = [job_id(batch_id, seq) for seq in range(len(specs))]
-    now = settings()
     try:
-        publish(zip(ids, (spec.priority for spec in specs), strict=True), chunk_size(len(ids), now.slots, now.chunk))
+        _announce([(job_id(batch_id, seq), spec.priority) for seq, spec in enumerate(specs)])
     except UNREACHABLE as error:
         raise QueueUnavailable(batch_id, str(error)) from error
-    store().mark_published(ids)
     return batch_id
+
+
+def _announce(jobs: Sequence[tuple[str, str]]) -> None:
+    now = settings()
+    publish(jobs, chunk_size(len(jobs), now.slots, now.chunk))
+    store().mark_published([job_id for job_id, _ in jobs])

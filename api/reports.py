@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+from rich.box import ROUNDED
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -58,8 +58,8 @@ def build(store: Store, batch_id: str, ks: Collection[int]) -> Report:
 
 def render(report: Report) -> RenderableType:
     """The report for a terminal."""
-    title = f"batch {report.batch_id}" + (f" ({report.name})" if report.name else "")
-    parts: list[RenderableType] = [Text(title, style="bold"), _verdicts(report), _numbers(report), _spreads(report)]
+    title = f"batch {report.batch_id}" + (f" · {report.name}" if report.name else "")
+    parts: list[RenderableType] = [Text(title, style="bold"), _scores(report), _verdicts(report), _usage(report)]
     if report.excluded:
         left_out = f"{report.excluded} jobs have no verdict on their program and are left out of every score."
         parts.append(Text(left_out, style="bold magenta"))
@@ -71,8 +71,19 @@ def scores(report: Report) -> dict[str, float]:
     return {f"pass@{k}": value for k, value in report.pass_at_k.items()}
 
 
+def _scores(report: Report) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in scores(report).items():
+        table.add_row(Text(name, "bold"), Text(f"{value:.4f}", "bold green"))
+    scored = report.finished - report.excluded
+    table.add_row("coverage", f"{scored:,} of {report.total:,} jobs scored, {report.tasks:,} problems")
+    table.add_row("speed", f"{report.jobs_per_second:,.1f} jobs per second, {report.seconds:,.1f} s in all")
+    return table
+
+
 def _verdicts(report: Report) -> Table:
-    table = _table("verdict", "jobs", "share", "")
+    table = _table("verdict", "jobs", "share")
+    table.add_column(width=BAR)
     largest = max(report.verdicts.values(), default=1)
     for verdict, count in report.verdicts.items():
         colour = COLOURS.get(verdict, OTHER)
@@ -81,17 +92,7 @@ def _verdicts(report: Report) -> Table:
     return table
 
 
-def _numbers(report: Report) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2))
-    for name, value in scores(report).items():
-        table.add_row(Text(name, "bold"), Text(f"{value:.4f}", "bold green"))
-    scored = report.finished - report.excluded
-    table.add_row("coverage", f"{scored:,} of {report.total:,} jobs, {report.tasks:,} problems")
-    table.add_row("speed", f"{report.jobs_per_second:.1f} jobs per second, {report.seconds:.1f} s in all")
-    return table
-
-
-def _spreads(report: Report) -> Table:
+def _usage(report: Report) -> Table:
     table = _table("per job", "median", "p95", "largest")
     table.add_row("CPU time", *_cells(report.cpu_seconds, 1, "s", 3))
     table.add_row("wall time", *_cells(report.wall_seconds, 1, "s", 3))
@@ -104,8 +105,8 @@ def _cells(values: Spread, unit: int, name: str, digits: int) -> Iterable[str]:
 
 
 def _table(first: str, *rest: str) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="bright_black")
-    table.add_column(escape(first))
+    table = Table(box=ROUNDED, border_style="bright_black", header_style="bold")
+    table.add_column(first, min_width=13)
     for heading in rest:
-        table.add_column(heading, justify="right" if heading else "left")
+        table.add_column(heading, justify="right", min_width=9)
     return table

@@ -57,9 +57,9 @@ class Store:
     # -- submission --------------------------------------------------------------------------------
 
     def add_batch(self, batch_id: str, specs: Sequence[JobSpec], name: str | None, key: str | None) -> str:
-        """Store a batch and its jobs, all or nothing; the id of the batch that has this idempotency key already, if one has."""
+        """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has."""
         with self.database.write() as db:
-            now = db.scalar(select(clock()))
+            now = db.scalars(select(clock())).one()
             batch = {
                 "id": batch_id, "name": name, "idempotency_key": key, "total": len(specs), "created_at": now,
             }  # fmt: skip
@@ -80,7 +80,7 @@ class Store:
     # -- leases ------------------------------------------------------------------------------------
 
     def lease(self, job_ids: Sequence[str], worker: str, seconds: float) -> list[Lease]:
-        """Claim those of these jobs that are waiting, or whose worker has fallen silent; each claim is one more attempt."""
+        """Claim those of these jobs that wait, or whose worker has fallen silent; each claim is one more attempt."""
         claim = (
             update(_jobs)
             .where(_jobs.c.id.in_(job_ids), _claimable())
@@ -107,7 +107,7 @@ class Store:
         ]
 
     def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> tuple[set[str], set[str]]:
-        """Prolong the leases held (job id → attempt); which of the jobs are no longer ours, and which were cancelled."""
+        """Prolong the leases held (job id → attempt); which jobs are no longer ours, and which were cancelled."""
         with self.database.write() as db:
             mine = and_(_jobs.c.worker == worker, _jobs.c.state == State.RUNNING)
             kept: set[str] = set()
@@ -131,7 +131,9 @@ class Store:
                 db.execute(
                     update(_jobs)
                     .where(held)
-                    .values(state=State.QUEUED, attempt=_jobs.c.attempt - refund, lease_until=null(), published_at=null())
+                    .values(
+                        state=State.QUEUED, attempt=_jobs.c.attempt - refund, lease_until=null(), published_at=null()
+                    )
                 )
 
     def expire(self) -> int:
@@ -142,11 +144,9 @@ class Store:
             return db.execute(put_back).rowcount
 
     def unannounced(self, *, grace: float, stale: float | None, limit: int) -> list[tuple[str, str]]:
-        """Waiting jobs, as (id, priority), that Redis was never told of within `grace` seconds of their submission, that were put
-        back after an attempt, or — where `stale` is given — that it was told of more than `stale` seconds ago."""
-        due = and_(
-            _jobs.c.published_at.is_(None), or_(_jobs.c.attempt > 0, _jobs.c.created_at < clock() - grace)
-        )
+        """Waiting jobs, as (id, priority), that Redis was not told of within `grace` seconds of their submission, that
+        were put back after an attempt, or — where `stale` is given — that it was told of more than so long ago."""
+        due = and_(_jobs.c.published_at.is_(None), or_(_jobs.c.attempt > 0, _jobs.c.created_at < clock() - grace))
         if stale is not None:
             due = or_(due, _jobs.c.published_at < clock() - stale)
         query = select(_jobs.c.id, _jobs.c.priority).where(_jobs.c.state == State.QUEUED, due)
@@ -179,9 +179,18 @@ class Store:
             marked = update(_batches).where(_batches.c.id == batch_id, _batches.c.cancelled_at.is_(None))
             db.execute(marked.values(cancelled_at=clock()))
             waiting = and_(_jobs.c.batch_id == batch_id, _jobs.c.state == State.QUEUED)
-            blank = ResultRow(job_id="", batch_id="", verdict=Verdict.CANCELLED, detail="cancelled before it ran", finished_at=0)
-            values: dict[str, Any] = {name: literal(value, _results.c[name].type) for name, value in blank.model_dump().items()}
-            values |= {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
+            blank = ResultRow(
+                job_id="", batch_id="", verdict=Verdict.CANCELLED, detail="cancelled before it ran", finished_at=0
+            )
+            values: dict[str, Any] = {
+                name: literal(value, _results.c[name].type) for name, value in blank.model_dump().items()
+            }
+            values |= {
+                "job_id": _jobs.c.id,
+                "batch_id": _jobs.c.batch_id,
+                "attempt": _jobs.c.attempt,
+                "finished_at": clock(),
+            }
             db.execute(insert(_results).from_select(list(values), select(*values.values()).where(waiting)))
             return db.execute(update(_jobs).where(waiting).values(state=State.CANCELLED, lease_until=null())).rowcount
 
@@ -210,9 +219,7 @@ class Store:
         """How many jobs of a batch are in which state, and which verdicts there are."""
         states = select(_jobs.c.state, func.count()).where(_jobs.c.batch_id == batch_id).group_by(_jobs.c.state)
         verdicts = (
-            select(_results.c.verdict, func.count())
-            .where(_results.c.batch_id == batch_id)
-            .group_by(_results.c.verdict)
+            select(_results.c.verdict, func.count()).where(_results.c.batch_id == batch_id).group_by(_results.c.verdict)
         )
         with self.database.read() as db:
             counts = {str(state): int(count) for state, count in db.execute(states)}

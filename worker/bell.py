@@ -36,6 +36,7 @@ class Bell:
         pubsub = self._client.pubsub(ignore_subscribe_messages=True)
         with suppress(redis.RedisError):
             pubsub.subscribe(_channel(batch_id))
+            pubsub.get_message(timeout=5)  # the confirmation: from here on nothing is missed
         try:
             yield Listener(pubsub)
         finally:
@@ -54,7 +55,7 @@ class Listener:
         self._pubsub = pubsub
 
     def wait(self, seconds: float) -> list[str] | None:
-        """The ids rung next, or `None` when nothing was heard for so long, or the bell is broken: then look at the rows."""
+        """The ids rung next; `None` when nothing was heard for so long, or the bell is broken: then look at the rows."""
         try:
             message = self._pubsub.get_message(timeout=seconds)
         except (redis.RedisError, OSError, RuntimeError):

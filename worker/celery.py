@@ -36,8 +36,9 @@ app.conf.update(
     broker_connection_max_retries=None,
     broker_pool_limit=settings().slots + 3,
     broker_transport_options={
-        # A message unseen for this long is delivered again. A wrong redelivery finds the jobs leased and costs one query.
-        "visibility_timeout": 120,
+        # A message not acknowledged for this long is delivered again: so comes back what a dead worker had fetched but
+        # not begun. That a living one may still be at it does no harm: its jobs are leased, and it costs one query.
+        "visibility_timeout": 30,
         "unacked_restore_interval": 5,  # with the next two: a dead worker's messages return in seconds, not minutes
         "unacked_restore_throttle": 1,
         "unacked_mutex_expire": 30,

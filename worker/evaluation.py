@@ -71,7 +71,9 @@ def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: f
         decisive.verdict,
         detail,
         worker,
-        **decisive.model_dump(include={"exit_code", "signal", "stdout", "stderr", "stdout_truncated", "stderr_truncated"}),
+        **decisive.model_dump(
+            include={"exit_code", "signal", "stdout", "stderr", "stdout_truncated", "stderr_truncated"}
+        ),
         cases=tuple(runs) if lease.spec.cases else (),
         metrics=Metrics(
             wall_seconds=sum(run.metrics.wall_seconds for run in runs),

@@ -1,8 +1,9 @@
-"""Rings again for jobs that nobody is at. Runs in every worker; when two do it at once, the worst is a message too many."""
+"""Rings again for jobs that nobody is at. Runs in every worker; when two do it at once, a message too many is the worst."""
 
 import asyncio
 import logging
 from collections import Counter
+from contextlib import suppress
 
 import redis
 
@@ -58,7 +59,5 @@ class Reconciler:
 
     def close(self) -> None:
         """Let go of the connection."""
-        try:
+        with suppress(redis.RedisError):
             self._client.close()
-        except redis.RedisError:
-            pass

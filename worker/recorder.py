@@ -43,7 +43,7 @@ class Recorder:
             await self._commit(group)
 
     async def _commit(self, group: Sequence[Waiting]) -> None:
-        """Until it has worked: with the database away the jobs wait here, and no more are taken than there are slots."""
+        """Until it has worked: with the database away the jobs wait here, and no more are taken than fit."""
         while True:
             try:
                 new = await self._ledger.call(self._record, [result for result, _ in group])

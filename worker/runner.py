@@ -1,4 +1,4 @@
-"""What one worker process owns — the event loop in its own thread, the pool, the leases, the recorder — and what it does
+"""What one worker process owns (the event loop in its own thread, the pool, the leases, the recorder), and what it does
 with a handful of job ids: lease, evaluate, record."""
 
 import asyncio
@@ -43,7 +43,7 @@ class Runner:
         self._closed = False
 
     def start(self) -> None:
-        """Open the ledger, sweep, warm the pool. Raises `SetupError` or `SchemaMismatch` when this machine is not fit."""
+        """Open the ledger, sweep, warm the pool. `SetupError` or `SchemaMismatch` when this machine is not fit."""
         store = Store(Database(self.settings.store_url))
         self._thread.start()
         try:

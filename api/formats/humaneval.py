@@ -62,8 +62,12 @@ def job(problem: Mapping[str, Any], completion: str, sample_id: int, limits: Lim
 
 def read_problems(problems: Lines) -> Problems:
     """The problems by their task."""
-    needed = ("task_id", "prompt", "test", "entry_point")
-    return {row.fields["task_id"]: row.fields for row in problems if all(_text(row, name) for name in needed)}
+    known: dict[str, Mapping[str, Any]] = {}
+    for row in problems:
+        for name in ("prompt", "test", "entry_point"):
+            _text(row, name)
+        known[_text(row, "task_id")] = row.fields
+    return known
 
 
 def write(samples: Lines, results: Iterable[Result], directory: Path) -> Path:

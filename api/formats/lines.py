@@ -8,7 +8,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -48,10 +48,10 @@ class Lines:
                         raise InvalidJob(f"{place}: a line of more than {MAX_LINE >> 20} MiB")
                     if not line.isspace():
                         yield Row(_parsed(line, place), place)
-        except OSError as error:
-            raise InvalidJob(f"{self.name}: {error.strerror or error}") from None
-        except (EOFError, zlib.error) as error:
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise InvalidJob(f"{self.name}:{number + 1}: damaged gzip data ({error})") from None
+        except OSError as error:
+            raise InvalidJob(f"{self.name}: {error.strerror}") from None
 
     def digest(self) -> str:
         """A hash of its bytes."""
@@ -71,14 +71,15 @@ class Lines:
 
 @contextmanager
 def lines_of(path: str) -> Iterator[Lines]:
-    """The lines of a file, or of standard input for `-`, which is copied since it is read more than once."""
-    if path != "-":
+    """The lines of a file, or of standard input for `-`. A pipe is copied, since it can be read but once."""
+    if path != "-" and not Path(path).is_fifo():
         yield Lines(path, Path(path))
         return
     with tempfile.NamedTemporaryFile(prefix="evalpool-") as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as pipe:
+            shutil.copyfileobj(pipe, copy)
         copy.flush()
-        yield Lines("stdin", Path(copy.name))
+        yield Lines("stdin" if path == "-" else path, Path(copy.name))
 
 
 def _parsed(line: bytes, place: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """evalpool's own rows: one job per line, by JobSpec's names or by the short ones of a dataset row."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,7 @@ def _test(test: dict[str, Any], checks: list[str], cases: list[Case]) -> None:
         _need(not test, f"{next(iter(test), '')}: unknown field; an assert has type, code")
         checks.append(code)
     elif kind == "stdio":
+        _need(not {"expected_stdout", "expected"}.isdisjoint(test), "expected_stdout: Field required")
         names = {"expected_stdout": "expected", "compare": "comparator"}
         cases.append(Case(**{names.get(name, name): value for name, value in test.items()}))
     elif kind == "call":

@@ -94,7 +94,12 @@ class Pool:
             "lending": self._lending,
             "counts": dict(self.counts),
             "sandboxes": [
-                {"id": sandbox.id[:12], "image": sandbox.shape.image, "uses": sandbox.uses, "idle": sandbox in self._idle}
+                {
+                    "id": sandbox.id[:12],
+                    "image": sandbox.shape.image,
+                    "uses": sandbox.uses,
+                    "idle": sandbox in self._idle,
+                }
                 for sandbox in self._alive
             ],
         }

@@ -31,7 +31,7 @@ class Program:
     files: dict[str, bytes] = field(default_factory=dict)
     check: bytes | None = None
     """Run after the code in the same interpreter."""
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,8 @@ class Outcome:
     checked: bool
     """The check ran to its last line."""
     said: str
-    """What the interpreter noted on the way: `syntax`, `raised`, `assertion`, `memory`, or nothing. A hint, never proof of success."""
+    """What the interpreter noted on the way: `syntax`, `raised`, `assertion`, `memory`, or nothing. A hint at how it
+    failed, never proof of success."""
     stdout: bytes
     stderr: bytes
     stdout_total: int

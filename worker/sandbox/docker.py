@@ -57,7 +57,12 @@ class DockerSandbox(Sandbox):
         self._request += 1
         self.uses += 1
         token = secrets.token_hex(16) if program.check is not None else ""
-        parts = [("code", program.code), ("check", program.check or b""), ("stdin", program.stdin), *program.files.items()]
+        parts = [
+            ("code", program.code),
+            ("check", program.check or b""),
+            ("stdin", program.stdin),
+            *program.files.items(),
+        ]
         meta: dict[str, Any] = {
             "id": self._request,
             "op": "run",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import docker
 import requests
@@ -50,9 +50,11 @@ class Engine:
             try:
                 self._local.api = docker.DockerClient.from_env(timeout=int(self._timeout)).api
             except DockerException as error:
-                raise SetupError(f"the Docker engine does not answer ({error}); `evalpool doctor` looks closer") from error
+                raise SetupError(
+                    f"the Docker engine does not answer ({error}); `evalpool doctor` looks closer"
+                ) from error
             self._clients.append(self._local.api)
-        return self._local.api
+        return cast(docker.APIClient, self._local.api)
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """A blocking call in a thread; whatever goes wrong in the engine is `SandboxLost`."""
@@ -69,8 +71,7 @@ class Engine:
         try:
             # Attached before the start, or the first bytes would be lost.
             attached = self.api.attach_socket(container, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-            stream = socket.socket(fileno=os.dup(attached.fileno()))
-            attached.close()
+            stream = socket.socket(fileno=attached._sock.detach())  # ours alone: docker-py's wrappers never close it
             self.api.start(container)
             found = self.api.inspect_container(container)
         except BaseException:

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import math
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -62,11 +64,13 @@ class FakeSandbox(Sandbox):
         if not argv:
             fd = f"os.open({str(report)!r}, os.O_WRONLY)"
             argv = (sys.executable, "-c", _HARNESS.format(fd=fd, source=program.code, check=program.check))
+        cpu_limit = math.ceil(limits.cpu_seconds)
         started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         self._process = await asyncio.create_subprocess_exec(
-            *argv, *program.args, cwd=self._folder, env={"PATH": "/usr/bin:/bin", **program.env}, start_new_session=True,
+            *argv, *program.args, cwd=self._folder, env={"PATH": "/usr/bin:/bin", **program.env},
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (int(limits.cpu_seconds) or 1,) * 2),
+            start_new_session=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, cpu_limit + 1)),
         )  # fmt: skip
         ended = "itself"
         talk = asyncio.create_task(self._process.communicate(program.stdin))
@@ -82,7 +86,7 @@ class FakeSandbox(Sandbox):
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         cap, said = limits.output_bytes, report.read_text()
         return Outcome(
-            ended="cpu" if cpu >= limits.cpu_seconds else ended,
+            ended="cpu" if code == -signal.SIGXCPU else ended,
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             checked=said == "checked",

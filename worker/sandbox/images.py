@@ -8,7 +8,6 @@ Debian machine must: there, `images/from-debian` unpacks the same packages and t
 import argparse
 import hashlib
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import docker
-from docker.errors import APIError, BuildError, ContainerError, DockerException, ImageNotFound
+from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 from pydantic import BaseModel, ConfigDict, ValidationError
 from requests.exceptions import RequestException
 
@@ -159,7 +158,8 @@ def _make(engine: docker.DockerClient, recipe: _Recipe, say: Say) -> str:
         try:
             return _by_dockerfile(engine, recipe)
         except (BuildError, APIError) as error:
-            say(f"the Dockerfile did not build: {_tail(str(error))}")
+            log = "".join(part.get("stream", "") for part in getattr(error, "build_log", []))
+            say(f"the Dockerfile did not build:\n{_tail(log or str(error))}")
     say(f"{recipe.tag} from Debian packages, without a registry")
     return _by_debian(engine, recipe)
 
@@ -203,21 +203,21 @@ def _by_debian(engine: docker.DockerClient, recipe: _Recipe) -> str:
 def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> None:
     if not recipe.check:
         return
+    trial = engine.containers.create(image_id, recipe.check, network_mode="none", user="65534:65534", read_only=True)
     try:
-        engine.containers.run(
-            image_id, recipe.check, remove=True, network_mode="none", user="65534:65534", read_only=True, stderr=True
-        )
-    except (ContainerError, APIError) as error:
-        engine.images.remove(image_id, force=True)
-        raw = getattr(error, "stderr", None)
-        said = raw.decode(errors="replace") if isinstance(raw, bytes) else str(error)
-        raise ImageBuildFailed(
-            f"The new image fails the check in {recipe.folder}/recipe.toml:\n{_tail(said)}"
-        ) from error
+        trial.start()
+        code, said = trial.wait()["StatusCode"], trial.logs().decode(errors="replace")
+    except APIError as error:
+        code, said = 1, str(error)
+    finally:
+        trial.remove(force=True)
+    if code:
+        engine.images.remove(image_id)
+        raise ImageBuildFailed(f"The new image fails the check in {recipe.folder}/recipe.toml:\n{_tail(said)}")
 
 
 def _tail(text: str) -> str:
-    return "\n".join(re.sub(r"\n\s*\n", "\n", text.strip()).splitlines()[-8:])
+    return "\n".join([line for line in text.splitlines() if line.strip()][-8:])
 
 
 def _main() -> None:

@@ -53,7 +53,9 @@ class Stream(asyncio.Protocol):
         words = self.last_words.decode("utf-8", "replace").strip().splitlines()
         self._fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
 
-    async def request(self, meta: dict[str, object], body: bytes, reply_bytes: int, seconds: float) -> tuple[dict[str, Any], bytes]:
+    async def request(
+        self, meta: dict[str, object], body: bytes, reply_bytes: int, seconds: float
+    ) -> tuple[dict[str, Any], bytes]:
         """Send one frame and await its reply, of so many raw bytes at most."""
         reply = self.expect(reply_bytes)
         self.send(pack(meta, body))

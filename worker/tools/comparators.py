@@ -22,7 +22,7 @@ def agrees(comparator: str, got: bytes, expected: str) -> bool:
 
 def _floats_agree(got: list[str], expected: list[str], relative: float, absolute: float) -> bool:
     return len(got) == len(expected) and all(
-        one == other or _close(one, other, relative, absolute) for one, other in zip(got, expected, strict=True)
+        _close(one, other, relative, absolute) for one, other in zip(got, expected, strict=True)
     )
 
 
@@ -32,8 +32,10 @@ def _close(got: str, expected: str, relative: float, absolute: float) -> bool:
     try:
         one, other = float(got), float(expected)
     except ValueError:
-        return False
-    return math.isfinite(one) and math.isfinite(other) and abs(one - other) <= max(absolute, relative * abs(other))
+        return got == expected
+    if not math.isfinite(other):
+        return got == expected and not math.isnan(other)
+    return math.isfinite(one) and abs(one - other) <= max(absolute, relative * abs(other))
 
 
 def _lines_agree(got: str, expected: str) -> bool:

@@ -90,7 +90,7 @@ class Agent:
                 "said": found.report.decode("ascii", "replace"),
                 "wall_seconds": wall,
                 "cpu_seconds": max(found.cpu, counted),
-                # The cgroup's peak counts all processes together, but only if it moved; else the largest one is the truth.
+                # The cgroup's peak counts all processes together, but only if it moved; else the largest one decides.
                 "memory_bytes": max(found.rss, grown - memory if grown > peak else 0),
                 "oom_kills": self.counters.oom_kills() - kills,
                 "processes": found.processes,

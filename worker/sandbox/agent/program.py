@@ -1,4 +1,4 @@
-"""The job's side of the fork: from a copy of the agent to the program, as another user, with nothing of ours in reach."""
+"""The job's side of the fork: from a copy of the agent to the program, as another user, nothing of ours in reach."""
 
 import atexit
 import builtins
@@ -83,9 +83,10 @@ class Python:
         sys.argv = ["main.py", *self.args]
         sys.orig_argv = ["python3", *sys.argv]
         sys.path[0] = HOME
-        sys.stdin = sys.__stdin__ = _stream(0, "r", "<stdin>", "surrogateescape")
-        sys.stdout = sys.__stdout__ = _stream(1, "w", "<stdout>", "surrogateescape")
-        sys.stderr = sys.__stderr__ = _stream(2, "w", "<stderr>", "backslashreplace")
+        sys.stdin = _stream(0, "r", "<stdin>", "surrogateescape")
+        sys.stdout = _stream(1, "w", "<stdout>", "surrogateescape")
+        sys.stderr = _stream(2, "w", "<stderr>", "backslashreplace")
+        vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
         main = types.ModuleType("__main__")
         main.__file__ = f"{HOME}/main.py"
         main.__loader__ = importlib.machinery.SourceFileLoader("__main__", main.__file__)
@@ -149,7 +150,7 @@ def _stream(fd: int, mode: str, name: str, errors: str) -> io.TextIOWrapper:
     raw.name = name  # type: ignore[misc]
     buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     text = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2)
-    text.mode = mode  # type: ignore[misc]
+    text.mode = mode
     return text
 
 
@@ -169,7 +170,7 @@ def _exit_code(leaving: SystemExit) -> int:
     if isinstance(code, int):
         return code
     try:
-        print(code, file=sys.stderr)
+        sys.stderr.write(f"{code}\n")
     except Exception:
         pass
     return 1

@@ -35,7 +35,7 @@ class Reset:
         return ""
 
     def _wipe(self) -> None:
-        """Our own files by ourselves; the job's by a child that is the job's user, since we may not touch what it locked."""
+        """Our own files by ourselves; the job's by a child that is the job's user: we may not touch what it locked."""
         for place in self.places:
             for entry in os.scandir(place):
                 if entry.stat(follow_symlinks=False).st_uid == 0:

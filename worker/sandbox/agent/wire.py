@@ -1,7 +1,7 @@
 """Frames: how the agent and its worker talk. One frame is two lengths, a small JSON object, and raw bytes.
 
-    4 bytes   length of the JSON part        4 bytes   length of the raw part
-    JSON      {"id": 7, …}                   raw       e.g. standard output followed by standard error
+4 bytes   length of the JSON part        4 bytes   length of the raw part
+JSON      {"id": 7, …}                   raw       e.g. standard output followed by standard error
 """
 
 import json

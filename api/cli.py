@@ -1,0 +1,210 @@
+"""The command line. Each command reads its options and calls what Python users call."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from api import machine
+
+if TYPE_CHECKING:
+    from schemas.limits import Limits
+    from schemas.report import Report
+
+app = typer.Typer(
+    name="evalpool",
+    help="Evaluate code in batches, in hardened sandboxes.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(machine.images, name="images")
+app.command()(machine.doctor)
+
+File = Annotated[
+    str,
+    typer.Argument(metavar="FILE", help="Samples or jobs, one JSON object per line; .gz is fine, - is standard input."),
+]
+Format = Annotated[str, typer.Option(help="auto (by keys), humaneval or native.")]
+Problems = Annotated[
+    str | None, typer.Option(help="The problems of the samples; default: those the format is known for.")
+]
+CpuSeconds = Annotated[float | None, typer.Option(help="CPU time of each job that names no limit.")]
+MemoryMib = Annotated[int | None, typer.Option(help="Memory of each job that names no limit.")]
+Force = Annotated[bool, typer.Option("--force", help="Run again what has been run before.")]
+Ks = Annotated[str, typer.Option("--k", help="Which pass@k to report.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+Batch = Annotated[str, typer.Argument(metavar="BATCH", help="The id of a batch.")]
+
+
+@app.command()
+def run(
+    file: File,
+    format: Format = "auto",  # noqa: A002 - the option's name
+    problems: Problems = None,
+    k: Ks = "1,10,100",
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Jobs at a time, of the worker this starts.")
+    ] = None,
+    cpu_seconds: CpuSeconds = None,
+    memory_mib: MemoryMib = None,
+    out: Annotated[Path | None, typer.Option(help="Directory for results.jsonl, report.html and the like.")] = None,
+    as_json: AsJson = False,
+    fail_under: Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 6 if pass@1 is less.")] = None,
+    force: Force = False,
+) -> None:
+    """Evaluate a file: submit its jobs, wait, report. The same command again resumes."""
+    from api import formats, runs
+    from api.display import Display
+    from api.embedded import embedded
+    from api.jobs import republish
+    from schemas.settings import settings
+
+    ks = _ks(k)
+    if out is not None:
+        _make(out)
+    with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib)) as data:
+        specs = runs.load(data)  # a bad line must be told before anything is started
+        with embedded(settings(), slots) as servers:
+            if servers.private:
+                republish()  # what an interrupted run has left
+            elif slots is not None:
+                runs.notes.print("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
+            batch = runs.submit(data, specs, force=force)
+            runs.follow(batch, servers, Display(), resumes=not force)
+        report = batch.report((1, *ks))
+        if out is not None:
+            runs.export(batch, data, runs.only(report, ks), out)
+    _show(runs.only(report, ks), as_json)
+    raise typer.Exit(runs.exit_code(report, fail_under))
+
+
+@app.command()
+def submit(
+    file: File,
+    format: Format = "auto",  # noqa: A002
+    problems: Problems = None,
+    cpu_seconds: CpuSeconds = None,
+    memory_mib: MemoryMib = None,
+    force: Force = False,
+) -> None:
+    """Submit a file to the configured workers and print the batch id."""
+    from api import formats, runs
+
+    with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib)) as data:
+        typer.echo(runs.submit(data, runs.load(data), force=force).id)
+
+
+@app.command()
+def status(batch: Batch, as_json: AsJson = False) -> None:
+    """Show how far a batch has come."""
+    from api.jobs import get_batch
+
+    progress = get_batch(batch).progress()
+    if as_json:
+        typer.echo(json.dumps({"batch_id": batch, **progress.model_dump(mode="json")}))
+        return
+    counts = progress.model_dump(mode="json", exclude={"verdicts"}) | progress.verdicts
+    for name, count in counts.items():
+        typer.echo(f"{name:15}{count:>10,}")
+
+
+@app.command()
+def results(batch: Batch) -> None:
+    """Print the results there are, one JSON object per line, in the order of submission."""
+    from api.jobs import get_batch
+
+    for result in get_batch(batch).stream():
+        typer.echo(result.model_dump_json())
+
+
+@app.command()
+def report(batch: Batch, k: Ks = "1,10,100", as_json: AsJson = False) -> None:
+    """Sum a batch up, as far as it has come."""
+    from api.jobs import get_batch
+
+    _show(get_batch(batch).report(_ks(k)), as_json)
+
+
+@app.command()
+def cancel(batch: Batch) -> None:
+    """Cancel what is left of a batch."""
+    from api.jobs import get_batch
+
+    typer.echo(f"{get_batch(batch).cancel()} waiting jobs cancelled; running ones are being stopped", err=True)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def worker(context: typer.Context) -> None:
+    """Run a worker here; further options are Celery's."""
+    from api.embedded import celery_command
+
+    command = celery_command("worker", "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args)
+    os.execv(command[0], command)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        typer.echo(installed("evalpool"))
+    except PackageNotFoundError:
+        typer.echo("unknown: evalpool runs from its source, without being installed")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The console script: our own errors are one line on stderr, 2 if the input is at fault and 1 if we are."""
+    from schemas.errors import EvalpoolError, InvalidJob, NotFound
+
+    try:
+        app(arguments)
+    except EvalpoolError as error:
+        print(f"evalpool: {error}", file=sys.stderr)  # noqa: T201 - this is the terminal
+        sys.exit(2 if isinstance(error, InvalidJob | NotFound) else 1)
+
+
+def _limits(cpu_seconds: float | None, memory_mib: int | None) -> "Limits":
+    from schemas.limits import Limits
+
+    given = {"cpu_seconds": cpu_seconds, "memory_mib": memory_mib}
+    return Limits(**{name: value for name, value in given.items() if value is not None})
+
+
+def _ks(text: str) -> tuple[int, ...]:
+    try:
+        ks = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        ks = (0,)
+    if min(ks) < 1:
+        raise typer.BadParameter(f"{text!r} is not a list of positive numbers such as 1,10,100", param_hint="--k")
+    return ks
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise typer.BadParameter(f"{directory}: {error.strerror}", param_hint="--out") from None
+
+
+def _show(report: "Report", as_json: bool) -> None:
+    from rich.console import Console
+
+    from api import reports, runs
+
+    if as_json:
+        typer.echo(json.dumps(runs.summary(report)))
+        return
+    Console().print(reports.render(report))
+    typer.echo(reports.scores(report))  # the last line, for scripts that look for it
+
+
+if __name__ == "__main__":
+    main()

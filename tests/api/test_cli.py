@@ -1,0 +1,203 @@
+"""The command line: exit codes, and what goes to which stream."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api import submit_batch
+from api.cli import main
+from api.formats import read
+from api.runs import submit
+from schemas import Verdict
+from schemas.rows import job_id
+from schemas.store import Store
+from tests.api.conftest import Finish, rows
+
+Output = pytest.CaptureFixture[str]
+
+BAD_LINES: list[tuple[Any, str]] = [
+    ({"code": "x", "bogus": 1}, "bogus"),
+    ({"code": "x", "tool": "perl"}, "tool"),
+    ({"code": "x", "limits": {"cpu_seconds": -1}}, "limits.cpu_seconds"),
+    ({"code": "x", "files": {"/etc/x": ""}}, "files"),
+    ({"code": "x", "files": {"../x": ""}}, "files"),
+    ({"code": "x" * (11 << 20)}, "code"),
+    ("{not json", "not JSON"),
+]
+
+
+def evalpool(*arguments: str) -> int:
+    """The exit code of a command, run in this process."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def write(path: Path, *lines: Any) -> str:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return str(path)
+
+
+def finished(path: str, finish: Finish, *verdicts: Verdict) -> str:
+    """Submit a file as `run` does, and have it finished with these verdicts."""
+    with read(path) as data:
+        batch = submit(data, list(data.jobs()), force=False)
+    for seq, verdict in enumerate(verdicts):
+        finish([job_id(batch.id, seq)], verdict)
+    return batch.id
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize(("line", "named"), BAD_LINES, ids=[named for _, named in BAD_LINES])
+def test_a_bad_line_ends_with_2_and_names_the_place_and_leaves_no_row(
+    store: Store, tmp_path: Path, capsys: Output, command: str, line: Any, named: str
+) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "fine"}, line)
+    assert evalpool(command, path) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"{path}:2: " in err
+    assert named in err
+    assert len(err.splitlines()) == 1
+    assert rows(store) == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run"],
+        ["run", "FILE", "--k", "0"],
+        ["run", "FILE", "--k", "one"],
+        ["run", "FILE", "--cpu-seconds", "-1"],
+        ["run", "FILE", "--memory-mib", "1"],
+        ["run", "FILE", "--fail-under", "2"],
+        ["run", "FILE", "--slots", "0"],
+        ["run", "FILE", "--format", "parquet"],
+        ["run", "FILE", "--problems", "FILE"],
+        ["run", "FILE", "--out", "/dev/null/x"],
+        ["run", "nowhere.jsonl"],
+        ["status", "nobody"],
+        ["results", "nobody"],
+        ["report", "nobody"],
+        ["cancel", "nobody"],
+        ["dance"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_2(store: Store, tmp_path: Path, capsys: Output, arguments: list[str]) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "x"})
+    assert evalpool(*(path if word == "FILE" else word for word in arguments)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err
+    assert rows(store) == 0
+
+
+def test_a_queue_that_is_away_ends_with_1_and_one_line(
+    store: Store, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
+    assert evalpool("submit", write(tmp_path / "jobs.jsonl", {"code": "x"})) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing needs to be submitted again" in err.splitlines()[-1]
+
+
+@pytest.mark.redis
+def test_submit_prints_the_batch_id_alone_and_the_same_one_again(
+    store: Store, redis_url: str, tmp_path: Path, capsys: Output
+) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "x"})
+    printed = []
+    for options in ([], [], ["--force"], ["--cpu-seconds", "1"]):
+        assert evalpool("submit", path, *options) == 0
+        printed.append(capsys.readouterr().out)
+    assert store.batch(printed[0].strip()).total == 1
+    assert printed[0] == printed[1]
+    assert len(set(printed)) == 3
+
+
+@pytest.mark.redis
+def test_run_reports_a_finished_batch_at_once_and_exports_it(finish: Finish, tmp_path: Path, capsys: Output) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "a", "task_id": 1}, {"code": "b", "task_id": 2})
+    batch_id = finished(path, finish, Verdict.PASSED, Verdict.WRONG_ANSWER)
+    out = tmp_path / "out"
+    assert evalpool("run", path, "--json", "--out", str(out), "--k", "1,2") == 0
+    stdout, stderr = capsys.readouterr()
+    summary = json.loads(stdout)
+    assert summary.pop("seconds") >= 0
+    assert summary.pop("jobs_per_second") >= 0
+    assert summary == {
+        "batch_id": batch_id,
+        "total": 2,
+        "verdicts": {"passed": 1, "wrong_answer": 1},
+        "pass_at_k": {"1": 0.5},
+    }
+    assert "format: native jobs (2 jobs, 2 tasks)" in stderr
+    found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert [(row["task_id"], row["verdict"], row["passed"]) for row in found] == [
+        (1, "passed", True),
+        (2, "wrong_answer", False),
+    ]
+    assert batch_id in (out / "report.html").read_text()
+
+
+@pytest.mark.redis
+def test_the_last_line_of_a_report_is_a_dict(finish: Finish, tmp_path: Path, capsys: Output) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "a"})
+    finished(path, finish, Verdict.PASSED)
+    assert evalpool("run", path) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "{'pass@1': 1.0}"
+
+
+@pytest.mark.redis
+def test_a_score_below_the_threshold_ends_with_6(finish: Finish, tmp_path: Path, capsys: Output) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "a"}, {"code": "b"})
+    finished(path, finish, Verdict.PASSED, Verdict.WRONG_ANSWER)
+    assert evalpool("run", path, "--json", "--fail-under", "0.51", "--k", "2") == 6
+    assert json.loads(capsys.readouterr().out)["pass_at_k"] == {}
+    assert evalpool("run", path, "--fail-under", "0.5") == 0
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("verdict", [Verdict.SANDBOX_ERROR, Verdict.CANCELLED])
+def test_jobs_without_a_verdict_on_their_program_end_with_5(finish: Finish, tmp_path: Path, verdict: Verdict) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "a"}, {"code": "b"})
+    finished(path, finish, Verdict.WRONG_ANSWER, verdict)
+    assert evalpool("run", path, "--fail-under", "1") == 5
+
+
+@pytest.mark.redis
+def test_a_batch_can_be_looked_at_and_cancelled(finish: Finish, capsys: Output) -> None:
+    batch = submit_batch([{"code": "x"}] * 3)
+    finish([job_id(batch.id, 0)])
+    assert evalpool("status", batch.id, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "batch_id": batch.id, "total": 3, "queued": 2, "running": 0, "finished": 1, "cancelled": 0,
+        "verdicts": {"passed": 1},
+    }  # fmt: skip
+    assert evalpool("status", batch.id) == 0
+    assert "queued" in capsys.readouterr().out
+    assert evalpool("cancel", batch.id) == 0
+    assert capsys.readouterr().out == ""
+    assert evalpool("results", batch.id) == 0
+    verdicts = [json.loads(line)["verdict"] for line in capsys.readouterr().out.splitlines()]
+    assert verdicts == ["passed", "cancelled", "cancelled"]
+    assert evalpool("report", batch.id, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 3
+
+
+def test_the_version_is_told_without_loading_the_queue_or_the_database() -> None:
+    code = (
+        "import sys; from api.cli import main\n"
+        "try: main(['version'])\n"
+        "finally: print(*(m for m in ('celery', 'sqlalchemy', 'docker') if m in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path.cwd())
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert done.stderr.strip() == ""

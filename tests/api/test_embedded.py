@@ -1,0 +1,96 @@
+"""The embedded default: children that come up, are watched, and never outlive their owner."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import redis
+
+from api.embedded import _spawn, celery_command, embedded
+from schemas import SetupError
+from schemas.settings import settings
+from tests.conftest import ROOT, eventually
+
+OWNER = """
+import time
+from api.embedded import embedded
+from schemas.settings import settings
+with embedded(settings()) as servers:
+    print(servers.children[0].process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.redis
+def test_a_private_redis_is_named_in_the_environment_and_gone_afterwards(redis_server: str) -> None:
+    with embedded(settings(), slots=3) as servers:
+        assert servers.private
+        assert settings().slots == 3
+        url = settings().queue_url
+        with redis.Redis.from_url(url) as client:
+            assert client.ping()
+        with redis.Redis.from_url(url.replace(url[8:41], "")) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
+        (child,) = servers.children
+        assert url[9:41] not in Path(f"/proc/{child.process.pid}/cmdline").read_text()
+        servers.check()
+    assert child.process.poll() is not None
+    assert settings().redis_url is None
+
+
+def test_a_configured_redis_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
+    with embedded(settings()) as servers:
+        servers.start_worker()
+        servers.check()
+        assert not servers.private
+        assert servers.children == []
+
+
+def test_a_machine_without_redis_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api.embedded.redis_binary", lambda: None)
+    with pytest.raises(SetupError, match="apt-get install redis-server"), embedded(settings()):
+        pass
+
+
+@pytest.mark.redis
+def test_a_dead_child_is_noticed_with_the_end_of_its_log(redis_server: str) -> None:
+    with embedded(settings()) as servers:
+        command = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
+        servers.children.append(_spawn("worker", command, settings(), signal.SIGTERM))
+        servers.children[-1].process.wait(30)
+        with pytest.raises(SetupError, match=r"(?s)worker of this run ended with exit code 3.*the reason"):
+            servers.check()
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_the_private_redis_dies_with_its_owner(redis_server: str, how: signal.Signals) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, cwd=ROOT)
+    assert owner.stdout is not None
+    with owner.stdout as out:
+        pid = int(out.readline())
+    assert alive(pid)
+    owner.send_signal(how)
+    owner.wait(30)
+    eventually(lambda: not alive(pid))
+
+
+def test_celery_is_started_on_our_worker_whatever_lies_around(tmp_path: Path) -> None:
+    for name in ("worker", "schemas", "api"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    done = subprocess.run(
+        celery_command("report"), cwd=tmp_path, env={**os.environ}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the wrong module" not in done.stdout + done.stderr

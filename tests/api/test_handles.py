@@ -1,0 +1,175 @@
+"""Waiting: the bell makes it quick, the rows make it right."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from api import BatchHandle, Job, submit_batch, submit_job
+from schemas import Result, State, Verdict
+from schemas.store import Store
+from tests.api.conftest import Finish, record
+from worker.bell import Bell
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+def batch(store: Store, redis_url: str) -> BatchHandle:
+    return submit_batch([{"code": "x", "task_id": index} for index in range(5)])
+
+
+def ids(batch: BatchHandle) -> list[str]:
+    return [f"{batch.id}-{seq:06d}" for seq in range(5)]
+
+
+class Aside(threading.Thread):
+    """Runs a call elsewhere; its result or error comes back with `value`."""
+
+    def __init__(self, call: object) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self.start()
+
+    def run(self) -> None:
+        self._value = self._call()  # type: ignore[operator]
+
+    def value(self) -> object:
+        self.join(30)
+        return self._value
+
+
+def test_a_finished_job_is_had_without_redis(store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = submit_job(code="x", task_id="t", labels={"model": "m"})
+    record(store, [job.id], Verdict.WRONG_ANSWER)
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
+    result = job.result(timeout=0)
+    assert (result.verdict, result.passed, result.task_id) == (Verdict.WRONG_ANSWER, False, "t")
+    assert result.labels == {"model": "m"}
+    assert job.state() is State.FINISHED
+
+
+def test_a_waiting_job_is_had_when_the_bell_rings(finish: Finish, redis_url: str) -> None:
+    job = submit_job(code="x")
+    waiter = Aside(lambda: job.result(timeout=30))
+    finish([job.id])
+    result = waiter.value()
+    assert isinstance(result, Result)
+    assert result.job_id == job.id
+
+
+def test_a_missed_bell_costs_a_moment_only(store: Store, redis_url: str) -> None:
+    job = submit_job(code="x")
+    waiter = Aside(lambda: job.result(timeout=30))
+    record(store, [job.id])
+    assert isinstance(waiter.value(), Result)
+
+
+def test_a_job_that_does_not_finish_in_time_is_a_timeout(store: Store, redis_url: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"0\.3 seconds"):
+        submit_job(code="x").result(timeout=0.3)
+    assert 0.3 <= time.monotonic() - begun < 5
+
+
+def test_a_ring_without_a_row_is_no_result(store: Store, batch: BatchHandle, redis_url: str) -> None:
+    bell = Bell(redis_url)
+    record(store, ids(batch)[:2])
+    arriving = batch.as_completed(timeout=0.5)
+    assert [next(arriving).job_id, next(arriving).job_id] == ids(batch)[:2]
+    bell.ring(ids(batch))
+    with pytest.raises(TimeoutError):
+        next(arriving)
+    with pytest.raises(TimeoutError):
+        batch.wait(timeout=0.2)
+    bell.close()
+
+
+def test_each_result_of_a_batch_comes_once_as_it_is_committed(batch: BatchHandle, finish: Finish) -> None:
+    def arrivals() -> Iterator[str]:
+        finish([ids(batch)[3]])
+        for result in batch.as_completed(timeout=30):
+            yield result.job_id
+            missing = [each for each in ids(batch) if each not in seen]
+            if missing:
+                finish([missing[-1]])
+                finish([missing[-1]])  # a second ring is not a second result
+
+    seen: list[str] = []
+    for job_id in arrivals():
+        seen.append(job_id)
+        if len(seen) == 1:
+            assert job_id == ids(batch)[3]
+    assert sorted(seen) == ids(batch)
+    assert len(seen) == 5
+
+
+def test_as_completed_of_a_finished_batch_ends(batch: BatchHandle, finish: Finish) -> None:
+    finish(ids(batch))
+    assert [result.job_id for result in batch.as_completed(timeout=0)] == ids(batch)
+    assert [result.job_id for result in batch.as_completed()] == ids(batch)
+
+
+def test_wait_returns_when_the_last_one_is_in(batch: BatchHandle, finish: Finish) -> None:
+    finish(ids(batch)[:4])
+    with pytest.raises(TimeoutError):
+        batch.wait(timeout=0.1)
+    waiter = Aside(lambda: batch.wait(timeout=30))
+    finish(ids(batch)[4:], Verdict.TIME_LIMIT)
+    waiter.value()
+    progress = batch.progress()
+    assert progress.complete
+    assert progress.verdicts == {Verdict.PASSED: 4, Verdict.TIME_LIMIT: 1}
+
+
+def test_results_are_in_the_order_of_submission(batch: BatchHandle, finish: Finish) -> None:
+    for job_id in reversed(ids(batch)):
+        finish([job_id])
+    assert [result.job_id for result in batch.results()] == ids(batch)
+    assert [result.task_id for result in batch.results()] == [0, 1, 2, 3, 4]
+
+
+def test_cancelling_ends_what_waits(batch: BatchHandle, finish: Finish) -> None:
+    finish(ids(batch)[:2])
+    assert batch.cancel() == 3
+    batch.wait(timeout=5)
+    assert batch.progress().verdicts == {Verdict.PASSED: 2, Verdict.CANCELLED: 3}
+    assert batch.report().excluded == 3
+
+
+async def test_a_job_can_be_awaited(finish: Finish, redis_url: str) -> None:
+    jobs = [submit_job(code="x") for _ in range(20)]
+    waiting = asyncio.gather(*(_result(job) for job in jobs))
+    await asyncio.sleep(0)
+    finish(job.id for job in jobs)
+    assert [result.job_id for result in await waiting] == [job.id for job in jobs]
+
+
+async def _result(job: Job) -> Result:
+    return await job
+
+
+async def test_a_batch_can_be_iterated_asynchronously(batch: BatchHandle, finish: Finish) -> None:
+    finish(ids(batch)[:1])
+    seen = []
+    async for result in batch:
+        seen.append(result.job_id)
+        if len(seen) < 5:
+            finish([ids(batch)[len(seen)]])
+    assert seen == ids(batch)
+
+
+async def test_an_await_can_be_cancelled(store: Store, redis_url: str) -> None:
+    waiting = asyncio.ensure_future(_result(submit_job(code="x")))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(waiting, 10)
+
+
+async def test_blocking_calls_work_inside_a_running_loop(finish: Finish, redis_url: str) -> None:
+    job = submit_job(code="x")
+    finish([job.id])
+    assert job.result(timeout=5).passed

@@ -1,0 +1,117 @@
+"""Submission: validated as a whole, committed at once, then told to Redis."""
+
+from typing import Any
+
+import pytest
+import redis
+
+from api import get_batch, get_job, submit_batch, submit_job
+from api.jobs import republish
+from schemas import BatchNotFound, Case, InvalidJob, JobNotFound, JobSpec, Limits, QueueUnavailable, State
+from schemas.store import Store
+from tests.api.conftest import rows
+from worker.celery import QUEUES
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({}, "code"),
+    ({"code": "x", "bogus": 1}, "bogus"),
+    ({"code": "x", "tool": "perl_executor"}, "tool"),
+    ({"code": "x", "limits": {"cpu_seconds": -1}}, "cpu_seconds"),
+    ({"code": "x", "files": {"/etc/passwd": ""}}, "files"),
+    ({"code": "x", "files": {"a/../../b": ""}}, "files"),
+    ({"code": "x" * (11 << 20)}, "code"),
+    ({"code": "x", "check": "assert 1", "cases": [{"stdin": "", "expected": ""}]}, "cases"),
+]
+
+
+def messages(url: str) -> int:
+    with redis.Redis.from_url(url) as client:
+        return sum(int(client.llen(name)) for name in QUEUES.values())
+
+
+@pytest.mark.parametrize(("fields", "named"), WRONG, ids=[named for _, named in WRONG])
+def test_an_invalid_job_is_refused_by_its_field_and_leaves_no_row(
+    store: Store, fields: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidJob, match=named):
+        submit_job(**fields)
+    with pytest.raises(InvalidJob, match=rf"^job 1: .*{named}"):
+        submit_batch([{"code": "fine"}, fields])
+    assert rows(store) == 0
+
+
+def test_an_empty_batch_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidJob, match="at least one"):
+        submit_batch([])
+    assert rows(store) == 0
+
+
+def test_what_is_no_job_at_all_is_refused(store: Store) -> None:
+    with pytest.raises(InvalidJob, match=r"job 0: .*not str"):
+        submit_batch(["print(1)"])  # type: ignore[list-item]
+    with pytest.raises(InvalidJob, match="not both"):
+        submit_job(JobSpec(code="x"), code="y")
+
+
+@pytest.mark.redis
+def test_a_job_is_stored_and_queued(store: Store, redis_url: str) -> None:
+    job = submit_job(code="print(1)", limits=Limits(cpu_seconds=1))
+    assert job.state() is State.QUEUED
+    assert get_job(job.id).batch_id == job.batch_id
+    assert messages(redis_url) == 1
+    assert store.unannounced(grace=0, stale=None, limit=10) == []
+
+
+@pytest.mark.redis
+def test_a_batch_takes_specs_and_mappings_and_keeps_their_order(store: Store, redis_url: str) -> None:
+    given: list[Any] = [JobSpec(code="a", priority="low"), {"code": "b", "cases": [Case("1", "2")]}, {"code": "c"}]
+    batch = submit_batch(iter(given), name="three")
+    leased = store.lease([f"{batch.id}-{seq:06d}" for seq in range(3)], "me", 60)
+    assert [lease.spec.code for lease in leased] == ["a", "b", "c"]
+    assert store.batch(batch.id).name == "three"
+    assert get_batch(batch.id).progress().total == 3
+
+
+@pytest.mark.redis
+def test_ids_sort_by_the_time_of_submission(store: Store, redis_url: str) -> None:
+    assert len(submit_batch([{"code": "x"}]).id) == 22
+    first = submit_job(code="x").id
+    while (later := submit_job(code="x").id)[:12] == first[:12]:  # within the same millisecond
+        pass
+    assert first < later
+
+
+@pytest.mark.redis
+def test_the_same_key_is_the_same_batch_and_queues_nothing_more(store: Store, redis_url: str) -> None:
+    first = submit_batch([{"code": "x"}], idempotency_key="once")
+    queued = messages(redis_url)
+    again = submit_batch([{"code": "x"}], idempotency_key="once")
+    assert again.id == first.id
+    assert messages(redis_url) == queued
+    assert rows(store) == 2
+
+
+def test_without_redis_the_rows_stay_and_the_error_says_so(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", NOWHERE)
+    with pytest.raises(QueueUnavailable) as caught:
+        submit_batch([{"code": "x"}, {"code": "y"}])
+    assert get_batch(caught.value.batch_id).progress().queued == 2
+    assert len(store.unannounced(grace=-1, stale=None, limit=10)) == 2
+
+
+@pytest.mark.redis
+def test_a_new_redis_is_told_of_what_an_earlier_one_knew(store: Store, redis_url: str) -> None:
+    submit_batch([{"code": "x"}, {"code": "y", "priority": "high"}])
+    with redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+    republish()
+    assert messages(redis_url) == 2
+
+
+def test_an_unknown_id_is_not_found(store: Store) -> None:
+    with pytest.raises(JobNotFound, match="nobody-000000"):
+        get_job("nobody-000000")
+    with pytest.raises(BatchNotFound, match="nobody"):
+        get_batch("nobody")

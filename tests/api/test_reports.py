@@ -1,0 +1,98 @@
+"""Scores: what counts, what does not, and how it looks."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from api import BatchHandle, reports
+from api.display import Display
+from api.page import page
+from schemas import JobSpec, Progress, Verdict
+from schemas.store import Store
+from tests.api.conftest import record
+
+
+def batch_of(store: Store, *samples: tuple[str | int | None, Verdict]) -> BatchHandle:
+    """A batch with these tasks and verdicts."""
+    specs = [JobSpec(code="x", task_id=task) for task, _ in samples]
+    batch_id = store.add_batch("0" * 22, specs, "toy", None)
+    for seq, (_, verdict) in enumerate(samples):
+        record(store, [f"{batch_id}-{seq:06d}"], verdict, stderr="<script>alert(1)</script>")
+    return BatchHandle(batch_id)
+
+
+def test_pass_at_k_is_the_unbiased_estimate(store: Store) -> None:
+    batch = batch_of(store, *[("t", Verdict.PASSED if n < 3 else Verdict.WRONG_ANSWER) for n in range(10)])
+    scores = batch.report(k=(1, 5, 11)).pass_at_k
+    assert scores == {1: pytest.approx(0.3), 5: pytest.approx(0.916667, abs=1e-6)}
+
+
+def test_the_mean_is_over_problems_and_k_needs_enough_samples_of_each(store: Store) -> None:
+    batch = batch_of(store, ("a", Verdict.PASSED), ("a", Verdict.PASSED), ("b", Verdict.TIME_LIMIT))
+    report = batch.report()
+    assert report.pass_at_k == {1: 0.5}
+    assert report.tasks == 2
+
+
+def test_our_own_failures_and_cancelled_jobs_are_left_out(store: Store) -> None:
+    batch = batch_of(store, ("a", Verdict.PASSED), ("a", Verdict.SANDBOX_ERROR), ("b", Verdict.CANCELLED))
+    report = batch.report()
+    assert report.pass_at_k == {1: 1.0}
+    assert (report.tasks, report.excluded, report.finished, report.total) == (1, 2, 3, 3)
+
+
+def test_a_job_without_a_task_is_a_problem_of_its_own_and_7_is_not_the_text_7(store: Store) -> None:
+    batch = batch_of(
+        store, (None, Verdict.PASSED), (None, Verdict.WRONG_ANSWER), (7, Verdict.PASSED), ("7", Verdict.PASSED)
+    )
+    assert batch.report().tasks == 4
+    assert batch.report().pass_at_k == {1: 0.75}
+
+
+def test_a_batch_without_results_has_a_report_too(store: Store) -> None:
+    store.add_batch("1" * 22, [JobSpec(code="x")], None, None)
+    report = BatchHandle("1" * 22).report()
+    assert report.pass_at_k == {}
+    assert (report.finished, report.total, report.jobs_per_second) == (0, 1, 0.0)
+    Console(quiet=True).print(reports.render(report))
+
+
+def test_the_terminal_shows_verdicts_scores_coverage_and_usage(store: Store) -> None:
+    batch = batch_of(store, ("a", Verdict.PASSED), ("b", Verdict.MEMORY_LIMIT), ("c", Verdict.SANDBOX_ERROR))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(reports.render(batch.report()))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for expected in ("passed", "memory_limit", "pass@1", "0.5000", "2 of 3 jobs", "0.500 s", "1.0 MiB", "left out"):
+        assert expected in text
+
+
+def test_the_page_shows_failures_as_escaped_text(store: Store) -> None:
+    batch = batch_of(store, ("<b>", Verdict.WRONG_ANSWER), ("fine", Verdict.PASSED))
+    html = page(batch.report(), batch.stream())
+    assert "<script>" not in html
+    assert "&lt;script&gt;alert(1)" in html
+    assert "<td>&lt;b&gt;</td>" in html
+    assert "<td>fine</td>" not in html
+
+
+def test_progress_without_a_terminal_is_a_plain_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with Display(console) as display:
+        display.update(Progress(total=4, queued=4))
+        assert console.file.getvalue() == ""  # type: ignore[attr-defined]
+        monkeypatch.setattr("api.display.LINE_EVERY", 0.0)
+        monkeypatch.setattr("api.display.STUCK_AFTER", 0.0)
+        display.update(Progress(total=4, queued=3, finished=1, verdicts={Verdict.PASSED: 1}))
+    line, stuck = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert line.startswith("1 of 4 finished, ")
+    assert line.endswith("passed 1")
+    assert "is a worker up?" in stuck
+
+
+def test_progress_on_a_terminal_is_a_live_bar() -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with Display(console) as display:
+        display.update(Progress(total=4, queued=1, finished=3, verdicts={Verdict.PASSED: 2, Verdict.TIME_LIMIT: 1}))
+    assert "3/4" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "time_limit 1" in console.file.getvalue()  # type: ignore[attr-defined]

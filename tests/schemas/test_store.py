@@ -1,0 +1,190 @@
+import threading
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+from sqlmodel import SQLModel
+
+from schemas import (
+    BatchNotFound,
+    Case,
+    CaseResult,
+    JobNotFound,
+    JobSpec,
+    Metrics,
+    Priority,
+    Result,
+    SchemaMismatch,
+    State,
+    Verdict,
+)
+from schemas.database import Database
+from schemas.rows import moment
+from schemas.store import Lease, Store
+
+JOBS = [JobSpec(code=f"print({i})", task_id=f"t/{i}", sample_id=i) for i in range(4)]
+
+
+def ids(batch: str, *seqs: int) -> list[str]:
+    return [f"{batch}-{seq:06d}" for seq in seqs]
+
+
+def result(lease: Lease, verdict: Verdict = Verdict.PASSED, **more: object) -> Result:
+    return Result.model_validate(
+        {
+            "job_id": lease.job_id, "batch_id": lease.batch_id, "verdict": verdict, "attempt": lease.attempt,
+            "created_at": moment(lease.created_at), "started_at": moment(lease.started_at), "finished_at": moment(lease.now),
+            **more,
+        }
+    )  # fmt: skip
+
+
+def test_a_batch_and_its_jobs_are_stored_together(store: Store) -> None:
+    assert store.add_batch("b", JOBS, "name", None) == "b"
+    assert (store.batch("b").name, store.batch("b").total) == ("name", 4)
+    assert store.progress("b").queued == 4
+    assert store.state("b-000003") is State.QUEUED
+
+
+def test_unknown_ids_are_errors_not_pending(store: Store) -> None:
+    with pytest.raises(BatchNotFound, match="'nope'"):
+        store.batch("nope")
+    with pytest.raises(JobNotFound, match="'nope-1'"):
+        store.state("nope-1")
+
+
+def test_the_same_idempotency_key_is_the_same_batch(store: Store) -> None:
+    assert store.add_batch("one", JOBS, None, "key") == "one"
+    assert store.add_batch("two", JOBS, None, "key") == "one"
+    with pytest.raises(BatchNotFound):
+        store.batch("two")
+
+
+def test_two_callers_with_one_key_at_once_make_one_batch(store: Store) -> None:
+    got: list[str] = []
+    threads = [
+        threading.Thread(target=lambda i=i: got.append(store.add_batch(f"b{i}", JOBS, None, "key"))) for i in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(got)) == 1
+    with store.database.read() as db:
+        assert db.execute(text("SELECT count(*) FROM jobs")).scalar() == 4
+
+
+def test_a_lease_is_given_once(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    first = store.lease(ids("b", 0, 1), "w1", 60)
+    assert [(lease.job_id, lease.attempt, lease.spec) for lease in first] == [
+        ("b-000000", 1, JOBS[0]),
+        ("b-000001", 1, JOBS[1]),
+    ]
+    assert [lease.job_id for lease in store.lease(ids("b", 0, 1, 2), "w2", 60)] == ["b-000002"]
+
+
+def test_an_expired_lease_is_given_again_as_another_attempt(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    store.lease(ids("b", 0), "dead", -1)
+    (again,) = store.lease(ids("b", 0), "w", 60)
+    assert again.attempt == 2
+
+
+def test_renewal_tells_what_is_lost_and_what_is_cancelled(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    store.add_batch("c", JOBS, None, None)
+    store.lease(ids("b", 0, 1) + ids("c", 0), "w", 60)
+    store.lease(ids("b", 2), "w", -1)
+    store.lease(ids("b", 2), "other", 60)
+    store.cancel("c")
+    held = {"b-000000": 1, "b-000001": 9, "b-000002": 1, "c-000000": 1}
+    assert store.renew(held, "w", 60) == ({"b-000001", "b-000002"}, {"c-000000"})
+
+
+def test_a_released_job_waits_again_and_keeps_its_attempt_only_if_tried(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    untried, tried = store.lease(ids("b", 0, 1), "w", 60)
+    store.release([untried], tried=False)
+    store.release([tried], tried=True)
+    assert [lease.attempt for lease in store.lease(ids("b", 0, 1), "w", 60)] == [1, 2]
+
+
+def test_a_stale_release_changes_nothing(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    (old,) = store.lease(ids("b", 0), "w1", -1)
+    store.lease(ids("b", 0), "w2", 60)
+    store.release([old], tried=True)
+    assert store.state("b-000000") is State.RUNNING
+
+
+def test_the_first_result_wins(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    (lease,) = store.lease(ids("b", 0), "w", 60)
+    assert store.record([result(lease)]) == {"b-000000"}
+    assert store.record([result(lease, Verdict.RUNTIME_ERROR)]) == set()
+    (stored,) = store.results(["b-000000"])
+    assert stored.verdict is Verdict.PASSED
+    assert store.progress("b").model_dump(include={"queued", "finished", "total"}) == {
+        "queued": 3,
+        "finished": 1,
+        "total": 4,
+    }
+    assert store.lease(ids("b", 0), "w", 60) == []
+
+
+def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
+    spec = JobSpec(code="x", task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=[Case("", "")])
+    store.add_batch("b", [spec], None, None)
+    (lease,) = store.lease(ids("b", 0), "w", 60)
+    metrics = Metrics(wall_seconds=1.5, cpu_seconds=0.5, peak_memory_bytes=5 << 30, oom_killed=True, processes_peak=3)
+    case = CaseResult(index=0, verdict=Verdict.WRONG_ANSWER, stdout="ü", detail="d", metrics=metrics)
+    given = result(
+        lease, Verdict.WRONG_ANSWER, task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=(case,), metrics=metrics,
+        stdout="ü", stderr="e", worker="w", sandbox_id="s", image_digest="sha256:0", signal=9, detail="d", stdout_truncated=True,
+    )  # fmt: skip
+    store.record([given])
+    assert store.results(["b-000000"]) == [given]
+    assert list(store.batch_results("b")) == [given]
+
+
+def test_cancel_ends_the_waiting_jobs_and_no_late_result_replaces_that(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    (running,) = store.lease(ids("b", 0), "w", 60)
+    assert store.cancel("b") == 3
+    progress = store.progress("b")
+    assert (progress.cancelled, progress.running, progress.verdicts) == (3, 1, {Verdict.CANCELLED: 3})
+    assert store.lease(ids("b", 1), "w", 60) == []
+    store.record([result(running)])
+    assert store.progress("b").complete
+    assert store.cancel("b") == 0
+
+
+def test_what_redis_was_not_told_is_found(store: Store) -> None:
+    store.add_batch("b", [*JOBS, JobSpec(code="x", priority=Priority.HIGH)], None, None)
+    assert store.unannounced(grace=60, stale=None, limit=10) == []
+    assert len(store.unannounced(grace=-1, stale=None, limit=3)) == 3
+    store.mark_published(ids("b", 0, 1, 2, 3))
+    assert store.unannounced(grace=-1, stale=None, limit=10) == [("b-000004", "high")]
+    assert len(store.unannounced(grace=60, stale=-1, limit=10)) == 4
+    store.lease(ids("b", 0), "dead", -1)
+    assert store.expire() == 1
+    assert store.unannounced(grace=60, stale=None, limit=10) == [("b-000000", "normal")]
+
+
+def test_the_migrations_give_the_tables_of_the_models(store: Store) -> None:
+    with store.database.read() as db:
+        difference = compare_metadata(MigrationContext.configure(db), SQLModel.metadata)
+    assert [change for change in difference if change[0] != "modify_type"] == []
+
+
+def test_a_schema_from_the_future_is_refused(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    database = Database(url)
+    with database.write() as db:
+        db.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    database.close()
+    with pytest.raises(SchemaMismatch, match="9999"):
+        Database(url)

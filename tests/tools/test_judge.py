@@ -1,0 +1,79 @@
+from typing import Any
+
+import pytest
+
+from schemas import Case, JobSpec, Limits, Verdict
+from worker.sandbox.base import Outcome
+from worker.tools.judge import case_result, judge
+
+LIMITS = Limits(cpu_seconds=2, output_bytes=100)
+PLAIN = JobSpec(code="x", limits=LIMITS)
+CHECKED = JobSpec(code="x", check="assert True", limits=LIMITS)
+CASES = JobSpec(code="x", cases=[Case("", "42\n")], limits=LIMITS)
+
+
+def outcome(**more: Any) -> Outcome:
+    usual: dict[str, Any] = {
+        "ended": "itself", "exit_code": 0, "signal": None, "checked": False, "said": "", "stdout": b"", "stderr": b"",
+        "stdout_total": 0, "stderr_total": 0, "wall_seconds": 0.1, "cpu_seconds": 0.1, "memory_bytes": 1 << 20,
+        "oom_kills": 0, "processes": 1,
+    }  # fmt: skip
+    return Outcome(**(usual | more))
+
+
+KILLED = {"exit_code": None, "signal": 9}
+
+
+@pytest.mark.parametrize(
+    ("spec", "seen", "verdict"),
+    [
+        (PLAIN, {}, Verdict.PASSED),
+        (PLAIN, {"exit_code": 3}, Verdict.RUNTIME_ERROR),
+        (PLAIN, {"exit_code": None, "signal": 11}, Verdict.RUNTIME_ERROR),
+        (PLAIN, KILLED, Verdict.RUNTIME_ERROR),
+        (PLAIN, {"exit_code": 1, "said": "syntax"}, Verdict.COMPILE_ERROR),
+        (PLAIN, {"exit_code": 1, "said": "raised"}, Verdict.RUNTIME_ERROR),
+        (PLAIN, {"ended": "cpu", "cpu_seconds": 2.01, **KILLED}, Verdict.TIME_LIMIT),
+        (PLAIN, {"ended": "wall", "cpu_seconds": 0.01, **KILLED}, Verdict.TIME_LIMIT),
+        (PLAIN, {"cpu_seconds": 2.001}, Verdict.TIME_LIMIT),
+        (PLAIN, {"cpu_seconds": 1.99, "wall_seconds": 9}, Verdict.PASSED),
+        (PLAIN, {"oom_kills": 1, **KILLED}, Verdict.MEMORY_LIMIT),
+        (PLAIN, {"oom_kills": 1, "exit_code": 1}, Verdict.MEMORY_LIMIT),
+        (PLAIN, {"oom_kills": 1}, Verdict.PASSED),
+        (PLAIN, {"exit_code": 1, "said": "memory"}, Verdict.MEMORY_LIMIT),
+        (PLAIN, {"stdout_total": 101, "ended": "output", **KILLED}, Verdict.OUTPUT_LIMIT),
+        (PLAIN, {"stderr_total": 101}, Verdict.OUTPUT_LIMIT),
+        (PLAIN, {"stdout_total": 100}, Verdict.PASSED),
+        (CHECKED, {"checked": True}, Verdict.PASSED),
+        (CHECKED, {"checked": True, "exit_code": 3}, Verdict.RUNTIME_ERROR),
+        (CHECKED, {}, Verdict.EARLY_EXIT),
+        (CHECKED, {"exit_code": 7}, Verdict.EARLY_EXIT),
+        (CHECKED, {"exit_code": 1, "said": "assertion"}, Verdict.WRONG_ANSWER),
+        (CHECKED, {"exit_code": 1, "said": "raised"}, Verdict.RUNTIME_ERROR),
+        (CHECKED, {"exit_code": None, "signal": 11}, Verdict.RUNTIME_ERROR),
+        (CHECKED, {"exit_code": 1, "said": "syntax"}, Verdict.COMPILE_ERROR),
+        (CHECKED, {"checked": True, "ended": "cpu", "cpu_seconds": 2, **KILLED}, Verdict.TIME_LIMIT),
+        (CASES, {"stdout": b"42\n", "stdout_total": 3}, Verdict.PASSED),
+        (CASES, {"stdout": b"41\n", "stdout_total": 3}, Verdict.WRONG_ANSWER),
+        (CASES, {"stdout": b"42\n", "stdout_total": 3, "exit_code": 1}, Verdict.RUNTIME_ERROR),
+    ],
+)
+def test_each_outcome_has_its_verdict(spec: JobSpec, seen: dict[str, Any], verdict: Verdict) -> None:
+    case = spec.cases[0] if spec.cases else None
+    found, detail = judge(outcome(**seen), spec, case)
+    assert found is verdict
+    assert detail
+
+
+def test_stored_text_is_valid_and_without_nul() -> None:
+    seen = outcome(stdout=b"a\0\xff\xed\xa0\x80", stdout_total=6, stderr=b"\xc3", stderr_total=1)
+    stored = case_result(0, seen, PLAIN, None)
+    assert "\0" not in stored.stdout
+    assert stored.stdout.startswith("a\ufffd")
+    stored.stdout.encode()
+    stored.stderr.encode()
+
+
+def test_truncation_is_told() -> None:
+    stored = case_result(0, outcome(stdout=b"a", stdout_total=2), PLAIN, None)
+    assert (stored.stdout_truncated, stored.stderr_truncated, stored.metrics.output_bytes) == (True, False, 2)

@@ -1,0 +1,72 @@
+"""Group commit: nobody is told before the rows are safe, and a database that stumbles loses nothing."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from schemas import JobSpec, Result, Verdict
+from schemas.store import Store
+from worker import recorder as module
+from worker.bell import Bell
+from worker.evaluation import finished
+from worker.ledger import Ledger
+from worker.recorder import Recorder
+
+pytestmark = pytest.mark.redis
+
+
+class Stumbling(Store):
+    """Fails its first commits."""
+
+    def __init__(self, store: Store, failures: int) -> None:
+        super().__init__(store.database)
+        self.failures = failures
+        self.groups: list[int] = []
+
+    def record(self, results: Sequence[Result]) -> set[str]:
+        if self.failures:
+            self.failures -= 1
+            raise OperationalError("COMMIT", {}, Exception("the disk is full"))
+        self.groups.append(len(results))
+        return super().record(results)
+
+
+@pytest.mark.parametrize("failures", [0, 2])
+async def test_results_are_committed_in_groups_however_often_the_database_stumbles(
+    store: Store, redis_url: str, failures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    store.add_batch("b", [JobSpec(code="x")] * 50, None, None)
+    leases = store.lease([f"b-{i:06d}" for i in range(50)], "w", 60)
+    stumbling = Stumbling(store, failures)
+    bell, ledger = Bell(redis_url), Ledger(stumbling)
+    recorder = Recorder(ledger, bell)
+    keeper = asyncio.create_task(recorder.keep())
+    with bell.listen("b") as listener:
+        await asyncio.gather(*(recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases))
+        assert store.progress("b").finished == 50
+        assert sum(stumbling.groups) == 50
+        assert len(stumbling.groups) < 50
+        rung: set[str] = set()
+        while len(rung) < 50:
+            rung |= set(listener.wait(10) or ["nothing was rung"])
+    assert rung == {lease.job_id for lease in leases}
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    bell.close()
+
+
+async def test_a_second_result_is_dropped_and_its_bearer_goes_on(store: Store, redis_url: str) -> None:
+    store.add_batch("b", [JobSpec(code="x")], None, None)
+    (lease,) = store.lease(["b-000000"], "w", 60)
+    bell = Bell(redis_url)
+    recorder = Recorder(Ledger(store), bell)
+    keeper = asyncio.create_task(recorder.keep())
+    await recorder.record(finished(lease, Verdict.PASSED, "", "w"))
+    await recorder.record(finished(lease, Verdict.WRONG_ANSWER, "", "w"))
+    assert [result.verdict for result in store.results(["b-000000"])] == [Verdict.PASSED]
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    bell.close()

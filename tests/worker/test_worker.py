@@ -1,0 +1,170 @@
+"""Real worker processes, a real Redis, real containers: what a user would see."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import docker
+import pytest
+
+from api import submit_batch, submit_job
+from schemas import Case, JobSpec, Limits, Verdict
+from schemas.store import Store
+from tests.conftest import PATIENCE, ROOT, WorkerProcess, containers, eventually
+
+pytestmark = [pytest.mark.docker, pytest.mark.redis]
+
+Start = Callable[..., WorkerProcess]
+
+
+def test_a_job_travels_the_whole_way(start_worker: Start, engine_client: docker.DockerClient) -> None:
+    worker = start_worker()
+    before = containers(engine_client, worker.pid)
+    result = submit_job(code="print(input())", stdin="hi", task_id="t", labels={"a": 1}).result(timeout=PATIENCE)
+    assert (result.verdict, result.passed, result.stdout, result.exit_code) == (Verdict.PASSED, True, "hi\n", 0)
+    assert (result.task_id, result.labels, result.attempt) == ("t", {"a": 1}, 1)
+    metrics = result.metrics
+    assert metrics.cpu_seconds > 0
+    assert metrics.wall_seconds > 0
+    assert metrics.peak_memory_bytes > 1 << 20
+    assert metrics.queue_seconds >= 0
+    assert metrics.setup_seconds >= 0
+    assert (metrics.sandbox_uses, metrics.processes_peak, metrics.output_bytes, metrics.oom_killed) == (1, 1, 3, False)
+    assert result.sandbox_id in before
+    assert result.image_digest
+    assert result.image_digest.startswith("sha256:")
+    assert containers(engine_client, worker.pid) == before  # none was created for the job
+    assert worker.stop() == 0
+    assert containers(engine_client, worker.pid) == []
+
+
+def test_every_kind_of_job_gets_its_verdict(start_worker: Start) -> None:
+    start_worker()
+    double = "print(2 * int(input()))"
+    jobs = {
+        "cases": (JobSpec(code=double, cases=[Case("1", "2"), Case("4", "8")]), Verdict.PASSED),
+        "case": (JobSpec(code=double, cases=[Case("1", "3"), Case("4", "8")], stop_early=False), Verdict.WRONG_ANSWER),
+        "shell": (
+            JobSpec(code="cat f; echo $X", tool="bash", files={"f": "base64:aGk="}, env={"X": "y"}),
+            Verdict.PASSED,
+        ),
+        "multi": (JobSpec(code="exit 3", tool="multi_code_executor", language="bash"), Verdict.RUNTIME_ERROR),
+        "check": (JobSpec(code="def f(): return 1", check="assert f() == 1"), Verdict.PASSED),
+        "wrong": (JobSpec(code="def f(): return 2", check="assert f() == 1"), Verdict.WRONG_ANSWER),
+        "early": (JobSpec(code="import os; os._exit(0)", check="assert 0"), Verdict.EARLY_EXIT),
+        "fresh": (JobSpec(code="pass", isolation="fresh"), Verdict.PASSED),
+        "greedy": (JobSpec(code="x = bytearray(10**9)", limits=Limits(memory_mib=64)), Verdict.MEMORY_LIMIT),
+        "slow": (JobSpec(code="while 1: pass", limits=Limits(cpu_seconds=0.5)), Verdict.TIME_LIMIT),
+        "loud": (JobSpec(code="while 1: print('x' * 1000)"), Verdict.OUTPUT_LIMIT),
+        "broken": (JobSpec(code="def"), Verdict.COMPILE_ERROR),
+    }
+    batch = submit_batch([spec.model_copy(update={"task_id": name}) for name, (spec, _) in jobs.items()])
+    results = {result.task_id: result for result in batch.as_completed(timeout=PATIENCE)}
+    assert {name: results[name].verdict for name in jobs} == {name: verdict for name, (_, verdict) in jobs.items()}
+    assert [case.verdict for case in results["case"].cases] == [Verdict.WRONG_ANSWER, Verdict.PASSED]
+    assert results["shell"].stdout == "hiy\n"
+    assert results["greedy"].metrics.oom_killed
+    assert results["fresh"].metrics.sandbox_uses == 1
+    assert results["loud"].stdout_truncated
+
+
+def test_a_terminated_worker_drains_and_another_finishes_the_batch(
+    start_worker: Start, engine_client: docker.DockerClient, store: Store
+) -> None:
+    first = start_worker()
+    batch = submit_batch([JobSpec(code="import time; time.sleep(0.1); print(1)")] * 100)
+    eventually(lambda: batch.progress().finished >= 5)
+    assert first.stop(signal.SIGTERM) == 0
+    eventually(lambda: not containers(engine_client, first.pid), 5)
+    progress = batch.progress()
+    assert 5 <= progress.finished < 100
+    assert progress.running == 0
+    start_worker()
+    batch.wait(timeout=PATIENCE)
+    assert batch.progress().verdicts == {Verdict.PASSED: 100}
+
+
+def test_a_killed_worker_leaves_no_container_and_its_jobs_are_run_again(
+    start_worker: Start, engine_client: docker.DockerClient
+) -> None:
+    first = start_worker(EVALPOOL_LEASE_SECONDS="2", EVALPOOL_RECONCILE_SECONDS="0.5")
+    batch = submit_batch([JobSpec(code="import time; time.sleep(0.1); print(1)")] * 60)
+    eventually(lambda: batch.progress().finished >= 5)
+    first.stop(signal.SIGKILL)
+    eventually(lambda: not containers(engine_client, first.pid), 10)
+    assert batch.progress().running > 0
+    start_worker(EVALPOOL_LEASE_SECONDS="2", EVALPOOL_RECONCILE_SECONDS="0.5")
+    batch.wait(timeout=PATIENCE)
+    results = batch.results()
+    assert batch.progress().verdicts == {Verdict.PASSED: 60}
+    assert len({result.job_id for result in results}) == 60
+    assert max(result.attempt for result in results) == 2
+
+
+def test_a_cancelled_batch_stops_what_runs_and_never_starts_the_rest(start_worker: Start) -> None:
+    start_worker()
+    batch = submit_batch([JobSpec(code="import time; time.sleep(1000)", limits=Limits(wall_seconds=900))] * 10)
+    eventually(lambda: batch.progress().running >= 1)
+    batch.cancel()
+    batch.wait(timeout=PATIENCE)
+    assert batch.progress().verdicts == {Verdict.CANCELLED: 10}
+    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed
+
+
+def test_a_lost_container_is_our_failure_and_the_job_runs_elsewhere(
+    start_worker: Start, engine_client: docker.DockerClient
+) -> None:
+    worker = start_worker()
+    job = submit_job(code="import time; time.sleep(2); print('done')")
+    eventually(lambda: job.state() == "running")
+    for box in containers(engine_client, worker.pid):
+        engine_client.api.remove_container(box, force=True)
+    result = job.result(timeout=PATIENCE)
+    assert (result.verdict, result.stdout) == (Verdict.PASSED, "done\n")
+
+
+def test_the_pool_can_be_inspected_with_celerys_own_command(start_worker: Start) -> None:
+    node = start_worker().node
+    command = [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "worker",
+        "inspect",
+        "sandbox_pool",
+        "--json",
+        "-t",
+        "60",
+        "-d",
+        node,
+    ]
+    shown = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, check=True, timeout=PATIENCE)
+    (pool,) = json.loads(shown.stdout).values()
+    assert pool["idle"] == pool["slots"] + 1
+    assert pool["counts"]["created"] == pool["slots"] + 1
+
+
+def test_garbage_in_the_queue_harms_nobody(start_worker: Start) -> None:
+    from worker.celery import RUN, app
+
+    worker = start_worker()
+    with app.connection_for_write(os.environ["EVALPOOL_REDIS_URL"]) as connection:
+        for body in ({"a": 1}, ["no-such-job-000001"], "x", 7):
+            app.send_task(RUN, args=(body,), connection=connection, queue="evalpool.normal")
+        app.send_task("evalpool.unknown", connection=connection, queue="evalpool.normal")
+    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed
+    assert worker.process.poll() is None
+
+
+def test_a_worker_without_its_image_refuses_to_start(
+    store: Store, redis_url: str, engine_client: docker.DockerClient
+) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "worker", "worker"]
+    env = {**os.environ, "EVALPOOL_IMAGE": "evalpool/none:0"}
+    refused = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=PATIENCE, text=True)
+    assert refused.returncode == 1
+    assert "images build" in refused.stderr

@@ -1,0 +1,56 @@
+"""Is this machine fit to run untrusted programs? Each question with its answer and, where it is no, the remedy."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException, ImageNotFound
+
+from schemas.settings import settings
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One answer."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything about the Docker engine and the kernel under it."""
+    try:
+        client = docker.DockerClient.from_env(timeout=20)
+        info = client.info()
+    except DockerException as error:
+        remedy = "start it (`deploy/setup docker` installs and starts one), or set DOCKER_HOST to one that runs"
+        return [Finding("docker engine", False, str(error).splitlines()[0][:200], remedy)]
+    with closing(client):
+        return [Finding("docker engine", True, str(info["ServerVersion"])), *_engine(client, info), *_kernel()]
+
+
+def _engine(client: docker.DockerClient, info: dict[str, object]) -> Iterator[Finding]:
+    name = settings().image
+    try:
+        image = client.images.get(name)
+        yield Finding("sandbox image", True, f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e6:.0f} MB")
+    except ImageNotFound:
+        yield Finding("sandbox image", False, f"{name} is missing", "evalpool images build")
+    security = " ".join(str(option) for option in info.get("SecurityOptions") or ())  # type: ignore[attr-defined]
+    yield Finding("seccomp", "seccomp" in security, security or "none", "use an engine built with seccomp")
+    for limit, key in (("memory limit", "MemoryLimit"), ("process limit", "PidsLimit"), ("cpu limit", "CpuCfsQuota")):
+        ok = bool(info.get(key))
+        yield Finding(limit, ok, "enforced" if ok else "not enforced", "enable this cgroup controller in the kernel")
+    yield Finding("cgroup", True, f"version {info.get('CgroupVersion', '1')}, driver {info.get('CgroupDriver')}")
+
+
+def _kernel() -> Iterator[Finding]:
+    swap = Path("/proc/swaps").read_text().count("\n") > 1
+    yield Finding("swap", True, "on: limits hold, but a host under pressure gets slow" if swap else "off")
+    pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()
+    remedy = "sysctl kernel.core_pattern=core: a crashing program must not start one on the host"
+    yield Finding("core dumps", not pattern.startswith("|"), pattern, remedy)
