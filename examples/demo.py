@@ -1,5 +1,5 @@
-"""What `make demo` runs: the reference solutions of HumanEval, which must pass, and some wrong, slow, greedy and crashing
-programs, which must each fail in their own way. Brings up its own Redis and worker if none are configured."""
+"""What `make demo` runs: the reference solutions of HumanEval, which must all pass, and some wrong, slow, greedy and
+crashing programs, which must each fail in their own way. Brings up its own Redis and worker if none are configured."""
 
 import sys
 from pathlib import Path

@@ -52,7 +52,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def mean_pass_at_k(tasks: Mapping[object, tuple[int, int]], ks: Iterable[int]) -> dict[int, float]:
-    """The mean over problems, each given as (scored samples, passed); a k that some problem is too small for is left out."""
+    """The mean over problems, each given as (scored, passed); a k that some problem is too small for is left out."""
     if not tasks:
         return {}
     smallest = min(samples for samples, _ in tasks.values())

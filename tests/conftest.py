@@ -1,4 +1,4 @@
-"""Real parts: a private redis-server, real containers, real worker processes. A missing one skips on a laptop, fails in CI."""
+"""Real parts: a private redis-server, containers, worker processes. A missing one skips on a laptop and fails in CI."""
 
 import os
 import secrets

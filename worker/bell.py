@@ -55,7 +55,7 @@ class Listener:
         self._pubsub = pubsub
 
     def wait(self, seconds: float) -> list[str] | None:
-        """The ids rung next; `None` when nothing was heard for so long, or the bell is broken: then look at the rows."""
+        """The ids rung next; `None` when nothing was heard for so long or the bell is broken: then look at the rows."""
         try:
             message = self._pubsub.get_message(timeout=seconds)
         except (redis.RedisError, OSError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Rings again for jobs that nobody is at. Runs in every worker; when two do it at once, a message too many is the worst."""
+"""Rings again for jobs that nobody is at. Runs in every worker: when two do it at once, it costs a message too many."""
 
 import asyncio
 import logging

@@ -35,7 +35,8 @@ def result(lease: Lease, verdict: Verdict = Verdict.PASSED, **more: object) -> R
     return Result.model_validate(
         {
             "job_id": lease.job_id, "batch_id": lease.batch_id, "verdict": verdict, "attempt": lease.attempt,
-            "created_at": moment(lease.created_at), "started_at": moment(lease.started_at), "finished_at": moment(lease.now),
+            "created_at": moment(lease.created_at), "started_at": moment(lease.started_at),
+            "finished_at": moment(lease.now),
             **more,
         }
     )  # fmt: skip
@@ -142,8 +143,10 @@ def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
     metrics = Metrics(wall_seconds=1.5, cpu_seconds=0.5, peak_memory_bytes=5 << 30, oom_killed=True, processes_peak=3)
     case = CaseResult(index=0, verdict=Verdict.WRONG_ANSWER, stdout="ü", detail="d", metrics=metrics)
     given = result(
-        lease, Verdict.WRONG_ANSWER, task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=(case,), metrics=metrics,
-        stdout="ü", stderr="e", worker="w", sandbox_id="s", image_digest="sha256:0", signal=9, detail="d", stdout_truncated=True,
+        lease, Verdict.WRONG_ANSWER, task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=(case,),
+        metrics=metrics,
+        stdout="ü", stderr="e", worker="w", sandbox_id="s", image_digest="sha256:0", signal=9, detail="d",
+        stdout_truncated=True,
     )  # fmt: skip
     store.record([given])
     assert store.results(["b-000000"]) == [given]

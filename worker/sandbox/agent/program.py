@@ -147,10 +147,10 @@ def _flush() -> int:
 
 def _stream(fd: int, mode: str, name: str, errors: str) -> io.TextIOWrapper:
     raw = io.FileIO(fd, mode, closefd=False)
-    raw.name = name  # type: ignore[misc]
+    raw.name = name
     buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
     text = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2)
-    text.mode = mode
+    text.mode = mode  # type: ignore[misc]
     return text
 
 
