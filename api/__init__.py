@@ -18,6 +18,7 @@ __all__ = ["BatchHandle", "Job", "get_batch", "get_job", "submit_batch", "submit
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module 'api' has no attribute {name!r}")
-    from api import handles, jobs
+    from api import jobs
 
-    return getattr(jobs, name, None) or getattr(handles, name)
+    value: object = getattr(jobs, name)
+    return value

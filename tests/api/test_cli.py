@@ -191,6 +191,21 @@ def test_a_batch_can_be_looked_at_and_cancelled(finish: Finish, capsys: Output) 
     assert json.loads(capsys.readouterr().out)["total"] == 3
 
 
+@pytest.mark.redis
+def test_the_doctor_looks_at_redis_and_the_database_too(
+    store: Store, redis_url: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("worker.sandbox.doctor.examine", lambda: [])
+    assert evalpool("doctor") == 0
+    out = capsys.readouterr().out
+    assert "maxmemory-policy noeviction" in out
+    assert "schema known" in out
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
+    assert evalpool("doctor") == 1
+    assert "correct EVALPOOL_REDIS_URL" in capsys.readouterr().out
+
+
 def test_the_version_is_told_without_loading_the_queue_or_the_database() -> None:
     code = (
         "import sys; from api.cli import main\n"

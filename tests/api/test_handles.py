@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from api import BatchHandle, Job, submit_batch, submit_job
+from api import BatchHandle, submit_batch, submit_job
 from schemas import Result, State, Verdict
 from schemas.store import Store
 from tests.api.conftest import Finish, record
@@ -141,14 +141,10 @@ def test_cancelling_ends_what_waits(batch: BatchHandle, finish: Finish) -> None:
 
 async def test_a_job_can_be_awaited(finish: Finish, redis_url: str) -> None:
     jobs = [submit_job(code="x") for _ in range(20)]
-    waiting = asyncio.gather(*(_result(job) for job in jobs))
+    waiting = asyncio.gather(*jobs)
     await asyncio.sleep(0)
     finish(job.id for job in jobs)
     assert [result.job_id for result in await waiting] == [job.id for job in jobs]
-
-
-async def _result(job: Job) -> Result:
-    return await job
 
 
 async def test_a_batch_can_be_iterated_asynchronously(batch: BatchHandle, finish: Finish) -> None:
@@ -162,7 +158,7 @@ async def test_a_batch_can_be_iterated_asynchronously(batch: BatchHandle, finish
 
 
 async def test_an_await_can_be_cancelled(store: Store, redis_url: str) -> None:
-    waiting = asyncio.ensure_future(_result(submit_job(code="x")))
+    waiting = asyncio.ensure_future(submit_job(code="x"))
     await asyncio.sleep(0.1)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worker.sandbox.agent.wire import HEAD
 
-MODULES = ("wire", "kernel", "program", "watch", "reset", "main")
+MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset", "main")
 """In the order of their imports."""
 
 BOOTSTRAP = """
@@ -31,7 +31,7 @@ for name, source in sources:
     sys.modules[module.__name__] = module
     exec(compile(source, "<agent " + name + ">", "exec"), vars(module))
     setattr(package, name, module)
-package.main.main(config, config["version"])
+package.main.main(config)
 """
 """The container's whole command line: it reads the agent from standard input and becomes it."""
 
@@ -50,5 +50,6 @@ def version() -> str:
 
 def first_frame(config: dict[str, object]) -> bytes:
     """What a new container is sent: its configuration, and the agent."""
-    text = json.dumps(config | {"version": version()}).encode()
+    cold = (Path(__file__).parent / "interpreter.py").read_text()
+    text = json.dumps(config | {"version": version(), "cold": cold}).encode()
     return HEAD.pack(len(text), len(sources())) + text + sources()

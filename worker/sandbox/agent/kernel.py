@@ -3,7 +3,7 @@
 import ctypes
 import os
 import resource
-import signal
+import time
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
@@ -41,12 +41,6 @@ def become(uid: int) -> None:
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
-def default_signals() -> None:
-    """What a process started by a shell would find: nothing blocked, nothing ignored but what Python ignores."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 class Counters:
     """The agent's own view of its cgroup. Every counter reads 0 where the host does not show it."""
 
@@ -56,7 +50,18 @@ class Counters:
         self._memory = _open(v1 + "usage_in_bytes", v2 + "current")
         self._peak = _open(v1 + "max_usage_in_bytes", v2 + "peak")
         self._oom = _open(v1 + "oom_control", v2 + "events")
-        self._pids = _open("/sys/fs/cgroup/pids/pids.current", "/sys/fs/cgroup/pids.current")
+        self._pids_peak = _open("/sys/fs/cgroup/pids/pids.peak", "/sys/fs/cgroup/pids.peak")
+
+    def snapshot(self) -> dict[str, float]:
+        """Everything, before a run."""
+        return {
+            "cpu": self.cpu_seconds(),
+            "own": time.process_time(),
+            "memory": self.memory_bytes(),
+            "peak": self.peak_bytes(),
+            "oom": self.oom_kills(),
+            "pids": self.processes_peak(),
+        }
 
     def cpu_seconds(self) -> float:
         """CPU time of everything in the sandbox, the agent included."""
@@ -78,9 +83,10 @@ class Counters:
         words = _text(self._oom).split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
-    def processes(self) -> int:
-        """Processes and threads alive now, the agent included."""
-        return int(_text(self._pids) or 0)
+
+    def processes_peak(self) -> int:
+        """Most processes and threads ever alive at once."""
+        return int(_text(self._pids_peak) or 0)
 
 
 def _open(*paths: str) -> int | None:

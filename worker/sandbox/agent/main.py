@@ -8,144 +8,116 @@ writable place and says whether the sandbox is as at birth. When the worker dies
 and with it, as process 1, the whole container.
 
 It is the container's root with three capabilities: to become the job's user, its group, and to kill. Jobs run as
-another user without any, so they can neither signal nor trace it, nor read its memory or its descriptors. It keeps
-nothing of a job: no expected output, no other job's data, and no secret is ever in the memory that is forked.
+another user without any, so they can neither signal nor trace it, nor read its memory or its descriptors. What a
+check must not be told (its text and its token) comes in a second frame, read only after the fork; whatever the agent
+holds of a job lies in buffers that are wiped before the next one is forked from the same memory.
 The worker trusts nothing of what it replies all the same.
 """
 
-import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 
-from . import kernel, program, wire
+from . import kernel, wire
+from .filter import Filter
+from .program import HOME, Job
 from .reset import Reset
 from .watch import Watch
 
-Job = Callable[[], None]
-
 
 class Agent:
-    """One sandbox's worth of state: two descriptors, the job's user, and the counters."""
+    """One sandbox's worth of state: two descriptors, the job's user, the counters, and buffers that are wiped."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: dict[str, object]) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # else a job could open /proc/1/fd and speak in our name
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 gets no signal from inside that it does not handle
         self.requests, self.replies = os.dup(0), os.dup(1)
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        self.counters = kernel.Counters()
+        self.uid, self.cold_source = int(str(config["uid"])), str(config["cold"])
+        self.counters, self.seccomp, self.reset = kernel.Counters(), Filter(), Reset(self.uid)
+        self.body, self.sealed, self.stdout, self.stderr, self.report = (wire.Buffer() for _ in range(5))
+        self.warm(config["preload"])  # type: ignore[arg-type]
+        self.reply({"hello": config["version"], "python": sys.version.split()[0], "filter": self.seccomp.known})
 
-    def serve(self, config: dict[str, object], version: str) -> Job | None:
-        """Answer requests until the stream ends. In a forked child it returns too: with the job to become."""
-        self.uid = int(str(config["uid"]))
-        for place in ("/box", "/tmp"):
-            os.chmod(place, 0o1777)
-        self.reset = Reset(self.uid)
+    def warm(self, modules: list[str]) -> None:
+        """Import what jobs will want, then never let the collector touch it: a job's copy of it stays shared."""
+        for name in modules:
+            importlib.import_module(name)
         gc.collect()
-        gc.freeze()  # what is here now is never traversed again, so a job's collections do not copy our pages
-        self._reply({"hello": version, "python": sys.version.split()[0]})
-        while request := wire.read_frame(self.requests):
-            meta, body = request
+        gc.freeze()
+
+    def serve(self) -> tuple[Job, tuple[int, ...]] | None:
+        """Answer requests until the stream ends. In a forked child it returns too: with the job to become."""
+        while meta := wire.read_frame(self.requests, self.body):
             if meta["op"] == "run":
-                job = self._run(meta, body)
+                job = self.run(meta)
                 if job is not None:
                     return job
             elif meta["op"] == "reset":
-                self._reply({"id": meta["id"], "dirty": self.reset.verify()})
+                self.reply({"id": meta["id"], "dirty": self.reset.verify()})
         return None
 
-    def _run(self, meta: dict[str, object], body: bytes) -> Job | None:
-        code, check, stdin, files = _unpack(meta, body)
+    def run(self, meta: dict[str, object]) -> tuple[Job, tuple[int, ...]] | None:
+        """One program; in the child, what is to be done there."""
+        sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
         limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
-        main = os.open(f"{program.HOME}/{meta['main']}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        wire.write_all(main, code)
+        code_start, stdin_start = sizes[0], sizes[0] + sizes[1]
+        main = os.open(f"{HOME}/{meta['main']}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        wire.write_all(main, self.body.view(code_start, stdin_start))
         os.close(main)
-        pipes = [os.pipe() for _ in range(4)]
-        memory, peak, kills = self.counters.memory_bytes(), self.counters.peak_bytes(), self.counters.oom_kills()
-        cpu, own, started = self.counters.cpu_seconds(), time.process_time(), time.monotonic()
+        (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
+            os.pipe() for _ in range(5)
+        )
+        watch = Watch(self.counters, self.requests, limits)
         pid = os.fork()
         if not pid:
-            (stdin_r, _), (_, stdout_w), (_, stderr_w), (_, report_w) = pipes
-            return lambda: _become(self.uid, meta, code, check, files, limits, (stdin_r, stdout_w, stderr_w, report_w))
-        (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w) = pipes
-        for fd in (stdin_r, stdout_w, stderr_w, report_w):
+            job = Job(self.uid, self.seccomp, self.cold_source, meta, self.body.view())
+            return job, (stdin_r, stdout_w, stderr_w, report_w, sealed_r)
+        for fd in (stdin_r, stdout_w, stderr_w, report_w, sealed_r):
             os.close(fd)
-        found = Watch(self.counters, self.requests, limits).run(pid, stdin_w, stdin, (stdout_r, stderr_r), report_r)
-        wall = time.monotonic() - started
-        counted = self.counters.cpu_seconds() - cpu - (time.process_time() - own)
-        grown = self.counters.peak_bytes()
-        status = found.status if found.status is not None else signal.SIGKILL
-        stdout, stderr = bytes(found.kept[stdout_r]), bytes(found.kept[stderr_r])
-        self._reply(
+        if meta["checked"] and wire.read_frame(self.requests, self.sealed) is None:
+            os._exit(0)
+        feeds = {stdin_w: self.body.view(stdin_start, stdin_start + sizes[2]), sealed_w: self.sealed.view()}
+        watch.run(pid, feeds, {stdout_r: self.stdout, stderr_r: self.stderr, report_r: self.report}, report_r)
+        feeds.clear()
+        self.reply(
             {
                 "id": meta["id"],
-                "ended": found.ended,
-                "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
-                "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
-                "said": found.report.decode("ascii", "replace"),
-                "wall_seconds": wall,
-                "cpu_seconds": max(found.cpu, counted),
-                # The cgroup's peak counts all processes together, but only if it moved; else the largest one decides.
-                "memory_bytes": max(found.rss, grown - memory if grown > peak else 0),
-                "oom_kills": self.counters.oom_kills() - kills,
-                "processes": found.processes,
-                "stdout": len(stdout),
-                "stderr": len(stderr),
-                "stdout_total": found.total[stdout_r],
-                "stderr_total": found.total[stderr_r],
+                "ended": watch.ended,
+                "exit_code": os.WEXITSTATUS(watch.status) if os.WIFEXITED(watch.status) else None,
+                "signal": os.WTERMSIG(watch.status) if os.WIFSIGNALED(watch.status) else None,
+                "said": bytes(self.report.view()).decode("ascii", "replace"),
+                **watch.numbers(),
+                "stdout": self.stdout.size,
+                "stderr": self.stderr.size,
+                "stdout_total": watch.total[stdout_r],
+                "stderr_total": watch.total[stderr_r],
             },
-            stdout + stderr,
+            self.stdout,
+            self.stderr,
         )
+        for buffer in (self.body, self.sealed, self.stdout, self.stderr, self.report):
+            buffer.clear()
         return None
 
-    def _reply(self, meta: dict[str, object], body: bytes = b"") -> None:
-        wire.write_all(self.replies, wire.pack(meta, body))
+    def reply(self, meta: dict[str, object], *parts: wire.Buffer) -> None:
+        """One frame."""
+        wire.write_all(self.replies, wire.pack(meta, sum(part.size for part in parts)))
+        for part in parts:
+            wire.write_all(self.replies, part.view())
 
 
-def _unpack(meta: dict[str, object], body: bytes) -> tuple[bytes, bytes | None, bytes, list[tuple[str, bytes]]]:
-    """The raw part of a request: code, check, standard input, then the files."""
-    names: list[tuple[str, int]] = meta["parts"]  # type: ignore[assignment]
-    parts, start = [], 0
-    for name, size in names:
-        parts.append((name, body[start : start + size]))
-        start += size
-    code, check, stdin = (content for _, content in parts[:3])
-    return code, check if meta["token"] else None, stdin, parts[3:]
-
-
-def _become(
-    uid: int,
-    meta: dict[str, object],
-    code: bytes,
-    check: bytes | None,
-    files: list[tuple[str, bytes]],
-    limits: dict[str, float],
-    fds: tuple[int, int, int, int],
-) -> None:
-    """In the child: the program, to its end."""
-    argv: list[str] = meta["argv"]  # type: ignore[assignment]
-    args: list[str] = meta["args"]  # type: ignore[assignment]
-    report = program.confine(uid, limits, *fds)
-    program.set_environment(meta["env"])  # type: ignore[arg-type]
-    program.write_files(files)
-    if not argv:
-        program.Python(code, check, str(meta["token"]), args, report).run()
-    with contextlib.suppress(OSError):
-        os.execvpe(argv[0], [*argv, *args], os.environ)
-    os.write(2, f"{argv[0]}: not found in this image\n".encode())
-    os._exit(127)
-
-
-def main(config: dict[str, object], version: str) -> None:
+def main(config: dict[str, object]) -> None:
     """Called by the bootstrap."""
-    job = Agent().serve(config, version)
+    job = Agent(config).serve()
     if job is not None:
         try:
-            job()
+            job[0].become(*job[1])
+        except OSError as error:
+            os.write(2, f"the program could not be given its files: {error}\n".encode())
         finally:
-            os._exit(125)  # only a child that could not even be confined comes here; the program never ran
+            os._exit(125)  # a program that ran never comes here

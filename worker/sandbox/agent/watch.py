@@ -4,30 +4,12 @@ import os
 import select
 import signal
 import time
-from dataclasses import dataclass, field
 
 from .kernel import Counters
+from .wire import GULP, Buffer
 
-DRAIN = 1 << 16
-REPORT_BYTES = 256
-
-
-@dataclass
-class Watched:
-    """What is known of a run so far."""
-
-    ended: str = "itself"
-    """Who ended it: itself, or the limit that was reached: cpu, wall, output."""
-    status: int | None = None
-    """Of the program's first process, as `wait4` gives it."""
-    cpu: float = 0.0
-    """Of everything reaped: what `wait4` counts."""
-    rss: int = 0
-    """Largest resident set of any one process, in bytes."""
-    processes: int = 1
-    report: bytes = b""
-    kept: dict[int, bytearray] = field(default_factory=dict)
-    total: dict[int, int] = field(default_factory=dict)
+REPORT_BYTES = 64
+SAMPLE_SECONDS = 1.0
 
 
 class Watch:
@@ -35,90 +17,116 @@ class Watch:
 
     def __init__(self, counters: Counters, control: int, limits: dict[str, float]) -> None:
         self.counters, self.control, self.limits = counters, control, limits
-        self.found = Watched()
+        self.ended = "itself"
+        """Who ended it: itself, or the limit that was reached: cpu, wall, output."""
+        self.status: int = signal.SIGKILL
+        """Of the program's first process, as `wait4` gives it."""
+        self.reaped_cpu = 0.0
+        """Of everything reaped: what `wait4` counts."""
+        self.rss = 0
+        """Largest resident set of any one process, in bytes."""
+        self.total: dict[int, int] = {}
+        """Bytes read of each stream, kept or not."""
+        self._before = counters.snapshot()
+        self._started = time.monotonic()
 
-    def run(self, pid: int, stdin: int, feed: bytes, streams: tuple[int, int], report: int) -> Watched:
+    def run(self, pid: int, feeds: dict[int, memoryview], streams: dict[int, Buffer], report: int) -> None:
         """Until the first process is over or a limit is reached; then nothing of the program is left alive."""
-        started = time.monotonic()
-        cpu_started, own_started = self.counters.cpu_seconds(), time.process_time()
         pidfd = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         poll.register(self.control, 0)  # only its end matters: the worker is gone, and so are we
-        cap = int(self.limits["output_bytes"])
-        for fd in (*streams, report):
+        for fd in streams:
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
-            self.found.kept[fd], self.found.total[fd] = bytearray(), 0
-        rest = memoryview(feed)
-        if rest:
-            os.set_blocking(stdin, False)
-            poll.register(stdin, select.POLLOUT)
-        else:
-            os.close(stdin)
+            self.total[fd] = 0
+        for fd in list(feeds):
+            os.set_blocking(fd, False)
+            if self._feed(fd, feeds):
+                poll.register(fd, select.POLLOUT)
 
-        deadline = started + self.limits["wall_seconds"]
-        check_cpu = started + self.limits["cpu_seconds"]
+        cap = int(self.limits["output_bytes"])
+        caps = {fd: REPORT_BYTES if fd == report else cap for fd in streams}
+        deadline = self._started + self.limits["wall_seconds"]
+        check_cpu = self._started + self.limits["cpu_seconds"] / self.limits["cpus"]
         running = True
         while running:
             now = time.monotonic()
             if now >= deadline:
-                self.found.ended = "wall"
+                self.ended = "wall"
                 break
             if now >= check_cpu:
-                spent = self.counters.cpu_seconds() - cpu_started - (time.process_time() - own_started)
-                left = self.limits["cpu_seconds"] - spent
+                left = self.limits["cpu_seconds"] - self.cpu_seconds()
                 if left <= 0:
-                    self.found.ended = "cpu"
+                    self.ended = "cpu"
                     break
                 check_cpu = now + max(left / self.limits["cpus"], 0.002)
-            for fd, event in poll.poll(max(0.0, min(deadline, check_cpu) - now) * 1000 + 1):
+            for fd, _event in poll.poll(max(0.0, min(deadline, check_cpu) - now) * 1000 + 1):
                 if fd == pidfd:
                     running = False
                 elif fd == self.control:
                     os._exit(0)
-                elif fd == stdin:
-                    rest = self._feed(stdin, rest, event)
-                    if not rest:
-                        poll.unregister(stdin)
-                        os.close(stdin)
-                elif not self._read(fd, cap):
+                elif fd in feeds:
+                    if not self._feed(fd, feeds):
+                        poll.unregister(fd)
+                elif not self._read(fd, streams[fd], caps[fd]):
                     poll.unregister(fd)
-            if any(self.found.total[fd] > cap for fd in streams):
-                self.found.ended = "output"
+            if any(self.total[fd] > caps[fd] for fd in streams):
+                self.ended = "output"
                 break
-            self.found.processes = max(self.found.processes, self.counters.processes() - 1)
-        if rest:
-            os.close(stdin)
         os.close(pidfd)
         self._end(pid)
-        for fd in (*streams, report):
-            while self._read(fd, cap) and self.found.total[fd] <= cap:
+        for fd, buffer in streams.items():
+            while self.total[fd] <= caps[fd] and self._read(fd, buffer, caps[fd]):
                 pass
             os.close(fd)
-        self.found.report = bytes(self.found.kept[report])
-        return self.found
+        for fd in feeds:
+            os.close(fd)
 
-    def _feed(self, stdin: int, rest: memoryview, event: int) -> memoryview:
-        if event & select.POLLERR:  # the program has closed its standard input
-            return memoryview(b"")
+    def cpu_seconds(self) -> float:
+        """What the sandbox has used since the start, less our own part of it."""
+        cpu, own = self.counters.cpu_seconds(), time.process_time()
+        return max(self.reaped_cpu, cpu - self._before["cpu"] - (own - self._before["own"]))
+
+    def numbers(self) -> dict[str, float | int]:
+        """What the run used, when it is over."""
+        before, peak, pids = self._before, self.counters.peak_bytes(), self.counters.processes_peak()
+        return {
+            "wall_seconds": time.monotonic() - self._started,
+            "cpu_seconds": self.cpu_seconds(),
+            # A peak of the cgroup counts all processes together, but is this run's own only if it moved.
+            "memory_bytes": max(self.rss, peak - int(before["memory"]) if peak > before["peak"] else 0),
+            "oom_kills": self.counters.oom_kills() - int(before["oom"]),
+            "processes": max(1, pids - 1 if pids > before["pids"] else 0),
+        }
+
+    def _feed(self, fd: int, feeds: dict[int, memoryview]) -> bool:
+        """As much as the pipe takes; closed at the end, or when nobody reads. Whether there is more."""
+        rest = feeds[fd]
         try:
-            return rest[os.write(stdin, rest[:DRAIN]) :]
+            while rest:
+                rest = rest[os.write(fd, rest[:GULP]) :]
         except BlockingIOError:
-            return rest
+            feeds[fd] = rest
+            return True
         except BrokenPipeError:
-            return memoryview(b"")
+            pass
+        os.close(fd)
+        feeds.pop(fd)
+        return False
 
-    def _read(self, fd: int, cap: int) -> bool:
-        """One gulp of a stream, kept up to the cap and counted beyond it; False at its end or when it is dry."""
+    def _read(self, fd: int, buffer: Buffer, cap: int) -> bool:
+        """One gulp of a stream; False at its end or when it is dry."""
+        room = cap - buffer.size
         try:
-            data = os.read(fd, DRAIN)
+            if room > 0:
+                count = buffer.fill(fd, room)
+            else:
+                count = len(os.read(fd, GULP))
         except BlockingIOError:
             return False
-        kept = self.found.kept[fd]
-        kept += data[: max(0, cap - len(kept))]
-        self.found.total[fd] += len(data)
-        return bool(data)
+        self.total[fd] += count
+        return count > 0
 
     def _end(self, pid: int) -> None:
         """Kill until nobody is left but us, and count what each had used."""
@@ -132,7 +140,7 @@ class Watch:
             except ChildProcessError:
                 time.sleep(0.001)  # dying, but not yet handed to us
                 continue
-            self.found.cpu += usage.ru_utime + usage.ru_stime
-            self.found.rss = max(self.found.rss, usage.ru_maxrss << 10)
+            self.reaped_cpu += usage.ru_utime + usage.ru_stime
+            self.rss = max(self.rss, usage.ru_maxrss << 10)
             if ended == pid:
-                self.found.status = status
+                self.status = status

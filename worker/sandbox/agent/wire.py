@@ -1,7 +1,10 @@
 """Frames: how the agent and its worker talk. One frame is two lengths, a small JSON object, and raw bytes.
 
-4 bytes   length of the JSON part        4 bytes   length of the raw part
-JSON      {"id": 7, …}                   raw       e.g. standard output followed by standard error
+    4 bytes   length of the JSON part        4 bytes   length of the raw part
+    JSON      {"id": 7, …}                   raw       e.g. standard output followed by standard error
+
+What belongs to a job travels in the raw part, and the agent keeps it only in buffers that are wiped: the next job is
+forked from this very memory.
 """
 
 import json
@@ -9,39 +12,74 @@ import os
 import struct
 
 HEAD = struct.Struct(">II")
+GULP = 1 << 16
 
 
-def pack(meta: dict[str, object], body: bytes = b"") -> bytes:
-    """One frame."""
+class Buffer:
+    """Bytes that are overwritten when they are no longer needed."""
+
+    def __init__(self) -> None:
+        self._data = bytearray(GULP)
+        self.size = 0
+
+    def fill(self, fd: int, most: int) -> int:
+        """One read of a descriptor, of so many bytes at most; how many came."""
+        most = min(most, GULP)
+        if self.size + most > len(self._data):
+            grown = bytearray(2 * (self.size + most))
+            grown[: self.size] = self._data[: self.size]
+            self._wipe()
+            self._data = grown
+        with memoryview(self._data) as view:
+            count = os.readv(fd, [view[self.size : self.size + most]])
+        self.size += count
+        return count
+
+    def fill_exactly(self, fd: int, size: int) -> bool:
+        """So many bytes more; False when the stream ends before."""
+        while size:
+            count = self.fill(fd, size)
+            if not count:
+                return False
+            size -= count
+        return True
+
+    def view(self, start: int = 0, end: int | None = None) -> memoryview:
+        """What is there; release it before the next change."""
+        return memoryview(self._data)[start : self.size if end is None else end]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._wipe()
+        if len(self._data) > GULP:
+            self._data = bytearray(GULP)
+        self.size = 0
+
+    def _wipe(self) -> None:
+        self._data[: self.size] = bytes(self.size)
+
+
+def pack(meta: dict[str, object], body_size: int = 0) -> bytes:
+    """The head and the JSON part of a frame; the raw part follows."""
     text = json.dumps(meta, separators=(",", ":")).encode()
-    return HEAD.pack(len(text), len(body)) + text + body
+    return HEAD.pack(len(text), body_size) + text
 
 
-def read_frame(fd: int) -> tuple[dict[str, object], bytes] | None:
-    """The next frame of a blocking descriptor; `None` at its end."""
-    head = read_exactly(fd, HEAD.size)
-    if head is None:
+def read_frame(fd: int, body: Buffer) -> dict[str, object] | None:
+    """The next frame of a blocking descriptor, its raw part put into the buffer; `None` at the stream's end."""
+    head = Buffer()
+    if not head.fill_exactly(fd, HEAD.size):
         return None
-    text_size, body_size = HEAD.unpack(head)
-    text, body = read_exactly(fd, text_size), read_exactly(fd, body_size)
-    if text is None or body is None:
+    text_size, body_size = HEAD.unpack(head.view())
+    head.clear()
+    if not head.fill_exactly(fd, text_size):
         return None
-    return json.loads(text), body
+    meta: dict[str, object] = json.loads(bytes(head.view()))
+    body.clear()
+    return meta if body.fill_exactly(fd, body_size) else None
 
 
-def read_exactly(fd: int, size: int) -> bytes | None:
-    """So many bytes; `None` when the stream ends before."""
-    parts = []
-    while size:
-        part = os.read(fd, min(size, 1 << 20))
-        if not part:
-            return None
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
-
-
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """All of it, to a blocking descriptor."""
     view = memoryview(data)
     while view:

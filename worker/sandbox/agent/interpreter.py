@@ -1,0 +1,154 @@
+"""Runs a Python program as `python3 main.py` would: in a forked copy of a warm interpreter, or in a cold one.
+
+Imports nothing of ours, since a cold interpreter is given this source alone. The check and the token that proves its
+end wait in a pipe, outside this process's memory: the check is read when the program has run, the token only after the
+check's last line.
+"""
+
+import atexit
+import builtins
+import gc
+import importlib.machinery
+import io
+import os
+import signal
+import sys
+import threading
+import types
+
+MAIN = "/box/main.py"
+
+
+def run(args: list[str], report: int, sealed: int) -> None:
+    """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none."""
+    main = _prepare(args)
+    code = 0
+    try:
+        with open(MAIN, "rb") as file:
+            source = file.read()
+        _execute(source, MAIN, main, report, "syntax", "raised")
+        if sealed >= 0:
+            check = _read(sealed, int.from_bytes(_read(sealed, 4), "big"))
+            _execute(check, "/box/check.py", main, report, "raised", "assertion")
+            os.write(report, b"checked " + _read(sealed, 32))
+    except SystemExit as leaving:
+        code = _exit_code(leaving)
+    except KeyboardInterrupt:
+        _finish(main)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # so ends an interpreter that was interrupted
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # printed where it was raised
+        code = 1
+    code = _finish(main) or code
+    os._exit(code & 0xFF)
+
+
+def _prepare(args: list[str]) -> types.ModuleType:
+    """The world a program expects, and nothing of what was here before."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evalpool_agent"]:
+        del sys.modules[name]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["main.py", *args]
+    sys.orig_argv = ["python3", *sys.argv]
+    sys.path[0] = "/box"
+    sys.stdin = _stream(0, "r", "<stdin>", "surrogateescape")
+    sys.stdout = _stream(1, "w", "<stdout>", "surrogateescape")
+    sys.stderr = _stream(2, "w", "<stderr>", "backslashreplace")
+    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+    main = types.ModuleType("__main__")
+    main.__file__ = MAIN
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", MAIN)
+    vars(main).update(__builtins__=builtins, __annotations__={}, __cached__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _execute(source: bytes, path: str, main: types.ModuleType, report: int, unparsed: str, failed: str) -> None:
+    """Compile and run; what goes wrong is printed as Python would, and noted in one word for the judge."""
+    try:
+        code = compile(source, path, "exec", dont_inherit=True)
+    except BaseException as error:
+        _say(report, unparsed)
+        _print_exception(error.with_traceback(None))
+        raise
+    del source
+    try:
+        exec(code, vars(main))
+    except SystemExit:
+        raise
+    except BaseException as error:
+        if isinstance(error, MemoryError):
+            _say(report, "memory")
+        else:
+            _say(report, failed if isinstance(error, AssertionError) else "raised")
+        traceback = error.__traceback__
+        _print_exception(error.with_traceback(traceback and traceback.tb_next))  # without our own frame
+        raise
+
+
+def _finish(main: types.ModuleType) -> int:
+    """What an interpreter does at its end, in its order: threads, exit hooks, streams, the module's objects."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    code = _flush()
+    for name in [name for name in vars(main) if name != "__builtins__"]:
+        vars(main)[name] = None
+    gc.collect()
+    return _flush() or code
+
+
+def _flush() -> int:
+    code = 0
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:
+            code = 120  # what Python says when its last output could not be written
+    return code
+
+
+def _stream(fd: int, mode: str, name: str, errors: str) -> io.TextIOWrapper:
+    raw = io.FileIO(fd, mode, closefd=False)
+    raw.name = name
+    buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+    text = io.TextIOWrapper(buffer, "utf-8", errors, line_buffering=fd == 2)
+    text.mode = mode  # type: ignore[misc]
+    return text
+
+
+def _print_exception(error: BaseException) -> None:
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as second:
+        sys.__excepthook__(type(second), second, second.__traceback__)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    code = leaving.code
+    if code is None or isinstance(code, int):
+        return code or 0
+    try:
+        sys.stderr.write(f"{code}\n")
+    except Exception:
+        pass
+    return 1
+
+
+def _say(report: int, word: str) -> None:
+    try:
+        os.write(report, word.encode())
+    except OSError:
+        pass  # the program closed it: then nothing is said
+
+
+def _read(fd: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = os.read(fd, size - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data
