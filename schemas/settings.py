@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     """How often a worker looks for jobs that nobody was told of."""
     chunk: int = Field(default=32, ge=1, le=1000)
     """Most job ids in one message."""
+    preload: tuple[str, ...] = ()
+    """Modules that the warm interpreter imports before any job, as a JSON list; the image must have them."""
+    interpreter: Literal["warm", "cold"] = "warm"
+    """`warm`: Python jobs are forked from a running interpreter; `cold`: each starts its own."""
     docker_timeout: float = Field(default=60, gt=0)
     """Seconds until a call to the Docker engine is given up."""
     log_format: Literal["text", "json"] = "text"

@@ -106,7 +106,7 @@ class Runner:
         self._keepers = [asyncio.create_task(keeper) for keeper in keepers]
 
     def _make(self, shape: Shape) -> Sandbox:
-        return DockerSandbox(shape, self._engine)
+        return DockerSandbox(shape, self._engine, self.settings.preload, cold=self.settings.interpreter == "cold")
 
     async def _work(self, job_ids: Sequence[str]) -> None:
         """The way of a chunk."""

@@ -35,21 +35,21 @@ def stream() -> tuple[Stream, Wire]:
 
 async def test_a_reply_is_put_together_from_any_pieces() -> None:
     made, wire = stream()
-    reply = asyncio.create_task(made.request({"id": 1}, b"x", 100, 10))
+    reply = asyncio.create_task(made.request([pack({"id": 1}, 1), b"x"], 100, 10))
     await asyncio.sleep(0)
-    frame = pack({"id": 1}, b"body")
+    frame = pack({"id": 1}, 4) + b"body"
     data = docker_frame(frame[:3]) + docker_frame(b"noise", 2) + docker_frame(frame[3:])
     for byte in data:
         made.data_received(bytes([byte]))
     assert await reply == ({"id": 1}, b"body")
-    assert wire.sent == pack({"id": 1}, b"x")
+    assert wire.sent == pack({"id": 1}, 1) + b"x"
     assert made.last_words == b"noise"
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        pack({"id": 1}, b"x" * 101),
+        pack({"id": 1}, 101) + b"x" * 101,
         struct.pack(">II", 1 << 30, 0),
         struct.pack(">II", 4, 0) + b"{{{{",
         struct.pack(">II", 2, 0) + b"[]",
@@ -58,7 +58,7 @@ async def test_a_reply_is_put_together_from_any_pieces() -> None:
 )
 async def test_a_malformed_reply_ends_the_stream(data: bytes) -> None:
     made, wire = stream()
-    reply = asyncio.create_task(made.request({}, b"", 100, 10))
+    reply = asyncio.create_task(made.request([], 100, 10))
     await asyncio.sleep(0)
     made.data_received(docker_frame(data))
     with pytest.raises(SandboxLost):
@@ -69,25 +69,25 @@ async def test_a_malformed_reply_ends_the_stream(data: bytes) -> None:
 
 async def test_two_replies_to_one_request_end_the_stream() -> None:
     made, wire = stream()
-    reply = asyncio.create_task(made.request({}, b"", 0, 10))
+    reply = asyncio.create_task(made.request([], 0, 10))
     await asyncio.sleep(0)
     made.data_received(docker_frame(pack({"id": 1}) * 2))
     await reply
     assert wire.aborted
     with pytest.raises(SandboxLost, match="without being asked"):
-        await made.request({}, b"", 0, 10)
+        await made.request([], 0, 10)
 
 
 async def test_silence_ends_the_stream() -> None:
     made, wire = stream()
     with pytest.raises(SandboxLost, match="no answer"):
-        await made.request({}, b"", 0, 0.01)
+        await made.request([], 0, 0.01)
     assert wire.aborted
 
 
 async def test_the_end_of_the_connection_tells_the_agents_last_words() -> None:
     made, _ = stream()
-    reply = asyncio.create_task(made.request({}, b"", 0, 10))
+    reply = asyncio.create_task(made.request([], 0, 10))
     await asyncio.sleep(0)
     made.data_received(docker_frame(b"Traceback\nKeyError: 'x'\n", 2))
     made.connection_lost(None)

@@ -1,36 +1,43 @@
 """A sandbox that is a hardened container with our agent as process 1."""
 
 import asyncio
+import json
 import secrets
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-from schemas.errors import SandboxLost
-from worker.sandbox import agent
+from schemas.errors import SandboxLost, SetupError
+from worker.sandbox import agent, cgroup
+from worker.sandbox.agent.wire import pack
 from worker.sandbox.base import Outcome, Program, Sandbox, Shape
 from worker.sandbox.engine import OWNER, Engine, owner
-from worker.sandbox.hardening import options
+from worker.sandbox.hardening import CPUS, options
 from worker.sandbox.stream import Stream
 
 START_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 """How much longer than the agent's own deadline the worker waits before it gives the sandbox up."""
 RESET_SECONDS = 10.0
+AGENT_CPU_SECONDS = 0.05
+"""What the agent itself may use during a run: so much more CPU than it owns up to is not yet a lie."""
 FIRST_UID, UIDS = 1 << 20, 1 << 30
 """Jobs run as a user of their sandbox's own: the kernel counts many limits by user, over all containers."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+COLD = ("python3",)
+"""The command that stands for an interpreter of the program's own; one that is set up by variables needs it."""
+WORDS = ("syntax", "raised", "assertion", "memory")
 
 
 class DockerSandbox(Sandbox):
     """Driven over the attached stream: no exec, no mount, no copied file."""
 
-    def __init__(self, shape: Shape, engine: Engine) -> None:
+    def __init__(self, shape: Shape, engine: Engine, preload: tuple[str, ...] = (), *, cold: bool = False) -> None:
         super().__init__(shape)
-        self._engine = engine
+        self._engine, self._preload, self._cold = engine, preload, cold
         self._stream = Stream()
+        self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
-        self._peak: Path | None = None
         self._closing = False
 
     @property
@@ -44,65 +51,71 @@ class DockerSandbox(Sandbox):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
-            self._stream.send(agent.first_frame({"uid": FIRST_UID + secrets.randbelow(UIDS)}))
-            meta, _ = await self._stream.arrived(hello, START_SECONDS)
+            uid = FIRST_UID + secrets.randbelow(UIDS)
+            self._stream.send(agent.first_frame({"uid": uid, "preload": self._preload}))
+            try:
+                meta, _ = await self._stream.arrived(hello, START_SECONDS)
+            except SandboxLost as error:
+                if "ModuleNotFoundError" in str(error):
+                    raise SetupError(f"EVALPOOL_PRELOAD: {error} in the image {self.shape.image}") from None
+                raise
             if meta.get("hello") != agent.version():
                 raise SandboxLost("the agent's greeting is not ours")
+            if meta.get("filter") is not True:
+                raise SetupError("there is no syscall filter for this processor: x86-64 and arm64 have one")
         except BaseException:
             await self.close()
             raise
-        self._peak = _peak_file(pid)
+        self._cgroup = cgroup.find(pid)
 
     async def run(self, program: Program) -> Outcome:
         self._request += 1
         self.uses += 1
-        token = secrets.token_hex(16) if program.check is not None else ""
-        parts = [
-            ("code", program.code),
-            ("check", program.check or b""),
-            ("stdin", program.stdin),
-            *program.files.items(),
-        ]
+        limits = program.limits
+        argv = program.argv or (COLD if self._cold or any(name.startswith("PYTHON") for name in program.env) else ())
+        given = {"argv": argv, "args": program.args, "env": ENVIRONMENT | program.env, "files": [*program.files]}
+        parts = (json.dumps(given).encode(), program.code, program.stdin, *program.files.values())
         meta: dict[str, Any] = {
             "id": self._request,
             "op": "run",
             "main": program.main,
-            "argv": program.argv,
-            "args": program.args,
-            "env": ENVIRONMENT | program.env,
-            "limits": program.limits.model_dump() | {"wall_seconds": program.limits.wall, "cpus": 1},
-            "token": token,
-            "parts": [(name, len(content)) for name, content in parts],
+            "limits": limits.model_dump() | {"wall_seconds": limits.wall, "cpus": CPUS},
+            "checked": program.check is not None,
+            "sizes": [len(part) for part in parts],
         }
-        self._forget_peak()
-        reply, body = await self._stream.request(
-            meta,
-            b"".join(content for _, content in parts),
-            reply_bytes=2 * program.limits.output_bytes,
-            seconds=program.limits.wall + GRACE_SECONDS,
-        )
-        return self._outcome(reply, body, program, token)
+        frames, token = [pack(meta, sum(meta["sizes"])), *parts], ""
+        if program.check is not None:
+            # In a frame of its own, which the agent reads after the fork: no job is born with it in memory.
+            token = secrets.token_hex(16)
+            sealed = len(program.check).to_bytes(4, "big") + program.check + token.encode()
+            frames += [pack({}, len(sealed)), sealed]
+        before = self._cgroup.start() if self._cgroup else None
+        reply, body = await self._stream.request(frames, 2 * limits.output_bytes, limits.wall + GRACE_SECONDS)
+        outcome = self._outcome(reply, body, limits.output_bytes, token)
+        return outcome if before is None else self._corrected(outcome, before)
 
     async def reset(self) -> bool:
         self._request += 1
         try:
-            reply, _ = await self._stream.request({"id": self._request, "op": "reset"}, b"", 0, RESET_SECONDS)
+            reply, _ = await self._stream.request([pack({"id": self._request, "op": "reset"})], 0, RESET_SECONDS)
         except SandboxLost:
             return False
         return reply == {"id": self._request, "dirty": ""}
 
     async def close(self) -> None:
         self._stream.close()
+        if self._cgroup is not None:
+            self._cgroup.close()
+            self._cgroup = None
         if self.id and not self._closing:
             self._closing = True
             with suppress(SandboxLost):  # then it is the sweeper's
                 await self._engine.call(self._engine.remove, self.id)
 
-    def _outcome(self, reply: dict[str, Any], body: bytes, program: Program, token: str) -> Outcome:
+    def _outcome(self, reply: dict[str, Any], body: bytes, cap: int, token: str) -> Outcome:
         """The reply, believed only where it is possible."""
         try:
             stdout, stderr = _count(reply, "stdout"), _count(reply, "stderr")
-            cap = program.limits.output_bytes
             if reply["id"] != self._request or stdout + stderr != len(body) or max(stdout, stderr) > cap:
                 raise ValueError("id or sizes")
             if reply["ended"] not in ("itself", "cpu", "wall", "output"):
@@ -113,7 +126,7 @@ class DockerSandbox(Sandbox):
                 exit_code=_small(reply, "exit_code"),
                 signal=_small(reply, "signal"),
                 checked=bool(token) and said == f"checked {token}",
-                said=said if said in ("syntax", "raised", "assertion", "memory") else "",
+                said=said if said in WORDS else "",
                 stdout=body[:stdout],
                 stderr=body[stdout:],
                 stdout_total=_count(reply, "stdout_total"),
@@ -127,22 +140,22 @@ class DockerSandbox(Sandbox):
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent's reply is not possible ({error})") from None
 
-    def _forget_peak(self) -> None:
-        """Let the kernel count the peak of memory anew, where this worker may say so."""
-        if self._peak is not None:
-            with suppress(OSError):
-                self._peak.write_text("0")
-
-
-def _peak_file(pid: int) -> Path | None:
-    """Where the peak of a process's cgroup is set back from outside (cgroup version 1)."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            file = Path(f"/sys/fs/cgroup/memory{path}/memory.max_usage_in_bytes")
-            if "memory" in controllers.split(",") and file.exists():
-                return file
-    return None
+    def _corrected(self, outcome: Outcome, before: cgroup.Reading) -> Outcome:
+        """With the numbers that the host's kernel counted: they are the truth, the agent's are only finer."""
+        if self._cgroup is None:
+            raise SandboxLost("the sandbox was closed")
+        try:
+            after = self._cgroup.read()
+        except OSError:  # the container is gone in this very moment; its last reply stands
+            return outcome
+        cpu = after.cpu_seconds - before.cpu_seconds - AGENT_CPU_SECONDS
+        moved = after.peak_bytes > before.peak_bytes
+        return replace(
+            outcome,
+            cpu_seconds=max(outcome.cpu_seconds, cpu),
+            memory_bytes=max(outcome.memory_bytes, after.peak_bytes - before.memory_bytes if moved else 0),
+            oom_kills=after.oom_kills - before.oom_kills,
+        )
 
 
 def _count(reply: dict[str, Any], name: str) -> int:

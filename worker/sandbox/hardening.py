@@ -9,6 +9,8 @@ AGENT_MIB = 24
 """What the agent itself needs on top of the program's memory."""
 CAPABILITIES = ["SETUID", "SETGID", "KILL"]
 """All the agent has: to become the job's user and group, and to end its processes. Jobs have none."""
+CPUS = 1
+"""CPUs of one sandbox."""
 
 
 def options(shape: Shape, labels: dict[str, str]) -> dict[str, Any]:
@@ -47,18 +49,30 @@ def options(shape: Shape, labels: dict[str, str]) -> dict[str, Any]:
             "MemorySwap": memory,  # the same: no swap
             "OomScoreAdj": 500,
             "PidsLimit": shape.processes + 1,  # and the agent
-            "NanoCpus": 1_000_000_000,
+            "NanoCpus": CPUS * 1_000_000_000,
             "CpuShares": 256,
-            "ShmSize": 8 << 20,
-            "Tmpfs": {
-                # Bounded in bytes and in inodes; the pages count against the memory limit.
-                "/box": f"rw,exec,nosuid,nodev,size={shape.disk_mib}m,nr_inodes=16384,mode=1777",
-                "/tmp": "rw,noexec,nosuid,nodev,size=16m,nr_inodes=4096,mode=1777",
-            },
+            "Tmpfs": _places(shape),
             "Ulimits": [
                 {"Name": name, "Soft": value, "Hard": value}
                 for name, value in (("core", 0), ("nofile", 1024), ("memlock", 65536), ("msgqueue", 0), ("rtprio", 0))
             ],
             "LogConfig": {"Type": "none", "Config": {}},  # output goes to the worker and nowhere else
         },
+    }
+
+
+def _places(shape: Shape) -> dict[str, str]:
+    """The writable places, bounded in bytes and in inodes.
+
+    What lies there counts as memory and outlives its writer. So together they must fit well below the memory limit:
+    else a program could fill them up and leave the agent no room to breathe.
+    """
+    share = max(1, shape.memory_mib // 8)
+    places = (
+        ("/box", "exec", min(shape.disk_mib, 6 * share), 8192),
+        ("/tmp", "noexec", min(16, share), 2048),
+        ("/dev/shm", "noexec", min(8, share), 1024),
+    )
+    return {
+        path: f"rw,{exec_},nosuid,nodev,size={mib}m,nr_inodes={inodes},mode=1777" for path, exec_, mib, inodes in places
     }

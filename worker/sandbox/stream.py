@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from schemas.errors import SandboxLost
-from worker.sandbox.agent.wire import HEAD, pack
+from worker.sandbox.agent.wire import HEAD
 
 META_BYTES = 1 << 16
 """Largest JSON part a reply may have."""
@@ -54,11 +55,11 @@ class Stream(asyncio.Protocol):
         self._fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
 
     async def request(
-        self, meta: dict[str, object], body: bytes, reply_bytes: int, seconds: float
+        self, frames: Sequence[bytes], reply_bytes: int, seconds: float
     ) -> tuple[dict[str, Any], bytes]:
-        """Send one frame and await its reply, of so many raw bytes at most."""
+        """Send frames and await the one reply, of so many raw bytes at most."""
         reply = self.expect(reply_bytes)
-        self.send(pack(meta, body))
+        self.send(b"".join(frames))
         return await self.arrived(reply, seconds)
 
     def send(self, data: bytes) -> None:

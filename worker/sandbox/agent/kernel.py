@@ -50,6 +50,7 @@ class Counters:
         self._memory = _open(v1 + "usage_in_bytes", v2 + "current")
         self._peak = _open(v1 + "max_usage_in_bytes", v2 + "peak")
         self._oom = _open(v1 + "oom_control", v2 + "events")
+        self._pids = _open("/sys/fs/cgroup/pids/pids.current", "/sys/fs/cgroup/pids.current")
         self._pids_peak = _open("/sys/fs/cgroup/pids/pids.peak", "/sys/fs/cgroup/pids.peak")
 
     def snapshot(self) -> dict[str, float]:
@@ -83,6 +84,10 @@ class Counters:
         words = _text(self._oom).split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
+
+    def processes(self) -> int:
+        """Processes and threads alive now, the agent included."""
+        return int(_text(self._pids) or 0)
 
     def processes_peak(self) -> int:
         """Most processes and threads ever alive at once."""

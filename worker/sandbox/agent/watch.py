@@ -9,7 +9,8 @@ from .kernel import Counters
 from .wire import GULP, Buffer
 
 REPORT_BYTES = 64
-SAMPLE_SECONDS = 1.0
+SAMPLE_SECONDS = 0.05
+"""How often the number of processes is looked at, at least."""
 
 
 class Watch:
@@ -25,6 +26,8 @@ class Watch:
         """Of everything reaped: what `wait4` counts."""
         self.rss = 0
         """Largest resident set of any one process, in bytes."""
+        self.processes = 1
+        """Most seen alive at once."""
         self.total: dict[int, int] = {}
         """Bytes read of each stream, kept or not."""
         self._before = counters.snapshot()
@@ -61,7 +64,8 @@ class Watch:
                     self.ended = "cpu"
                     break
                 check_cpu = now + max(left / self.limits["cpus"], 0.002)
-            for fd, _event in poll.poll(max(0.0, min(deadline, check_cpu) - now) * 1000 + 1):
+            self.processes = max(self.processes, self.counters.processes() - 1)
+            for fd, _event in poll.poll(max(0.0, min(deadline - now, check_cpu - now, SAMPLE_SECONDS)) * 1000 + 1):
                 if fd == pidfd:
                     running = False
                 elif fd == self.control:
@@ -97,7 +101,7 @@ class Watch:
             # A peak of the cgroup counts all processes together, but is this run's own only if it moved.
             "memory_bytes": max(self.rss, peak - int(before["memory"]) if peak > before["peak"] else 0),
             "oom_kills": self.counters.oom_kills() - int(before["oom"]),
-            "processes": max(1, pids - 1 if pids > before["pids"] else 0),
+            "processes": max(self.processes, pids - 1 if pids > before["pids"] else 0),
         }
 
     def _feed(self, fd: int, feeds: dict[int, memoryview]) -> bool:
