@@ -12,7 +12,7 @@ class Given(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -21,9 +21,12 @@ class Given(BaseModel):
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> str:
     """One sentence for the first thing wrong: `limits.cpu_seconds: Input should be greater than 0`."""
-    problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    problem = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         return f"{place}: unknown field; {model.__name__} has {', '.join(model.model_fields)}"
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{place}: {message}" if place else message
+    if not place:
+        return message
+    inner = isinstance(problem.get("ctx", {}).get("error"), InvalidJob)  # of a value within: it names its own field
+    return f"{place}.{message}" if inner else f"{place}: {message}"

@@ -87,7 +87,7 @@ class Case(Given):
     args: tuple[Argument, ...] = ()
     comparator: Annotated[str, AfterValidator(_comparator)] = "rstrip"
 
-    def __init__(self, stdin: str = "", expected: str | None = None, **fields: Any) -> None:
+    def __init__(self, /, stdin: str = "", expected: str | None = None, **fields: Any) -> None:
         if expected is not None:
             fields["expected"] = expected
         super().__init__(stdin=stdin, **fields)

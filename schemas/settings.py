@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     """How often a worker looks for jobs that nobody was told of."""
     chunk: int = Field(default=32, ge=1, le=1000)
     """Most job ids in one message."""
+    runtime: str | None = None
+    """Another OCI runtime for sandboxes, such as gVisor's `runsc`; the engine must know it by this name."""
     preload: tuple[str, ...] = ()
     """Modules that the warm interpreter imports before any job, as a JSON list; the image must have them."""
     interpreter: Literal["warm", "cold"] = "warm"

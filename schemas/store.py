@@ -157,6 +157,8 @@ class Store:
 
     def record(self, results: Sequence[Result]) -> set[str]:
         """Store results, all in one commit; the first one of a job wins. The job ids that were new."""
+        if not results:
+            return set()
         ordered = sorted(results, key=lambda result: result.job_id)  # one order for all writers: no deadlock
         with self.database.write() as db:
             added = db.execute(

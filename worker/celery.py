@@ -10,6 +10,8 @@ from celery import Celery
 from kombu import Exchange, Queue
 from kombu.exceptions import KombuError, OperationalError
 from kombu.pools import producers
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from schemas.settings import settings
 from schemas.verdict import Priority
@@ -94,7 +96,12 @@ def backlog(client: "redis.Redis") -> int:
 def redis_client(url: str) -> "redis.Redis":
     """A client for what Celery does not do: looking at queues, ringing bells."""
     return redis.Redis.from_url(
-        url, socket_timeout=10, socket_connect_timeout=5, socket_keepalive=True, health_check_interval=15
+        url,
+        socket_timeout=10,
+        socket_connect_timeout=5,
+        socket_keepalive=True,
+        health_check_interval=15,
+        retry=Retry(NoBackoff(), 1),  # once, for a connection that went stale; no waiting: others wait behind us
     )
 
 

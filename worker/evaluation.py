@@ -15,6 +15,8 @@ from worker.sandbox.base import Sandbox, Shape
 from worker.tools.judge import case_result
 from worker.tools.registry import TOOLS
 
+ORDINARY = 4 << 20
+"""Bytes of a job, its outputs included, that any sandbox has room for."""
 TRIES = 2
 """Sandboxes tried within one attempt: one that breaks at once says little about the next."""
 
@@ -54,7 +56,10 @@ async def _run(
 def shape_of(spec: JobSpec, settings: Settings) -> Shape:
     """The sandbox a job needs."""
     limits = spec.limits
-    return Shape(spec.image or settings.image, limits.memory_mib, limits.processes, limits.disk_mib)
+    stdin = max((len(case.stdin) for case in spec.cases), default=len(spec.stdin))
+    held = len(spec.code) + stdin + sum(map(len, spec.files.values())) + len(spec.check or "") + 2 * limits.output_bytes
+    extra = 0 if held <= ORDINARY else 1 << (2 * held - 1 >> 20).bit_length()  # in steps, so that shapes are few
+    return Shape(spec.image or settings.image, limits.memory_mib, limits.processes, limits.disk_mib, extra)
 
 
 def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: float, worker: str) -> Result:

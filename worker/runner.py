@@ -22,7 +22,8 @@ from worker.reconciler import Reconciler
 from worker.recorder import Recorder
 from worker.sandbox.base import Sandbox, Shape
 from worker.sandbox.docker import DockerSandbox
-from worker.sandbox.engine import Engine
+from worker.sandbox.engine import Engine, NoAgent
+from worker.sandbox.exec import ExecSandbox
 
 log = logging.getLogger("evalpool.runner")
 
@@ -39,6 +40,7 @@ class Runner:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="evalpool-loop", daemon=True)
         self._keepers: list[asyncio.Task[None]] = []
+        self._without_agent: set[str] = set()
         self._draining = False
         self._closed = False
 
@@ -105,8 +107,19 @@ class Runner:
         keepers = (self._recorder.keep(), self._leases.keep(), self._reconciler.keep(), self._sweep())
         self._keepers = [asyncio.create_task(keeper) for keeper in keepers]
 
-    def _make(self, shape: Shape) -> Sandbox:
-        return DockerSandbox(shape, self._engine, self.settings.preload, cold=self.settings.interpreter == "cold")
+    async def _make(self, shape: Shape) -> Sandbox:
+        """A started sandbox: with our agent, or without where the image has no Python for it."""
+        if shape.image not in self._without_agent:
+            sandbox = DockerSandbox(shape, self._engine, settings=self.settings)
+            try:
+                await sandbox.start()
+                return sandbox
+            except NoAgent as error:
+                self._without_agent.add(shape.image)
+                log.warning("%s has no Python: slow way by exec (%s)", shape.image, error, extra={"action": "no_agent"})
+        fallback = ExecSandbox(shape, self._engine, self.settings.runtime)
+        await fallback.start()
+        return fallback
 
     async def _work(self, job_ids: Sequence[str]) -> None:
         """The way of a chunk."""
@@ -131,6 +144,9 @@ class Runner:
             await self._put_back(lease, tried=False)
         except (SandboxLost, SetupError) as error:
             log.warning("attempt %d failed: %s", lease.attempt, error, extra=_ids(lease, "attempt_failed"))
+            await self._put_back(lease, tried=True)
+        except Exception:  # a bug of ours: it must cost an attempt, not leave the job hanging until its lease runs out
+            log.exception("attempt %d failed by a bug", lease.attempt, extra=_ids(lease, "bug"))
             await self._put_back(lease, tried=True)
         except asyncio.CancelledError as stop:
             if CANCELLED in stop.args:

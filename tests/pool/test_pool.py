@@ -21,10 +21,11 @@ class Maker:
         self.made: list[FakeSandbox] = []
         self.failing = False
 
-    def __call__(self, shape: Shape) -> Sandbox:
+    async def __call__(self, shape: Shape) -> Sandbox:
         if self.failing:
             raise SandboxLost("told to fail")
         self.made.append(FakeSandbox(shape))
+        await self.made[-1].start()
         return self.made[-1]
 
     @property

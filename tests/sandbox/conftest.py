@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 import docker
 import pytest
 
-from schemas.settings import Settings
+from schemas.settings import Settings, settings
 from worker.sandbox.base import Sandbox, Shape
 from worker.sandbox.docker import DockerSandbox
 from worker.sandbox.engine import Engine
@@ -24,7 +24,7 @@ def engine(engine_client: docker.DockerClient) -> Iterator[Engine]:
 @pytest.fixture
 async def box(engine: Engine) -> AsyncIterator[DockerSandbox]:
     """A started container."""
-    sandbox = DockerSandbox(SHAPE, engine)
+    sandbox = DockerSandbox(SHAPE, engine, settings=settings())
     await sandbox.start()
     yield sandbox
     await sandbox.close()
@@ -34,7 +34,9 @@ async def box(engine: Engine) -> AsyncIterator[DockerSandbox]:
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A started sandbox of each kind."""
     made: Sandbox = (
-        FakeSandbox(SHAPE) if request.param == "fake" else DockerSandbox(SHAPE, request.getfixturevalue("engine"))
+        FakeSandbox(SHAPE)
+        if request.param == "fake"
+        else DockerSandbox(SHAPE, request.getfixturevalue("engine"), settings=settings())
     )
     await made.start()
     yield made

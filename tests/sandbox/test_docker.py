@@ -8,13 +8,14 @@ import docker
 import pytest
 
 from schemas import Limits, SandboxLost, SetupError
+from schemas.settings import settings
 from tests.conftest import ROOT, containers, eventually
 from tests.sandbox.conftest import SHAPE
 from tests.sandbox.test_contract import bash, python
 from worker.sandbox.base import Shape
 from worker.sandbox.docker import DockerSandbox
 from worker.sandbox.engine import OWNER, Engine, owner
-from worker.sandbox.hardening import CAPABILITIES, options
+from worker.sandbox.hardening import AGENT_MIB, CAPABILITIES, options
 
 pytestmark = pytest.mark.docker
 
@@ -27,7 +28,7 @@ async def test_the_container_is_as_hard_as_it_should_be(box: DockerSandbox, engi
     assert [name.removeprefix("CAP_") for name in host["CapAdd"]] == CAPABILITIES
     assert host["ReadonlyRootfs"]
     assert "no-new-privileges" in host["SecurityOpt"]
-    assert host["Memory"] == host["MemorySwap"] == (SHAPE.memory_mib + 24) << 20
+    assert host["Memory"] == host["MemorySwap"] == (SHAPE.memory_mib + AGENT_MIB) << 20
     assert host["PidsLimit"] == SHAPE.processes + 1
     assert host["NanoCpus"] == 10**9
     assert host["IpcMode"] == "private"
@@ -164,9 +165,10 @@ def test_the_container_goes_when_its_owner_is_killed(engine_client: docker.Docke
         "import asyncio, sys\n"
         "from worker.sandbox.docker import DockerSandbox\n"
         "from worker.sandbox.engine import Engine\n"
+        "from schemas.settings import settings\n"
         "from tests.sandbox.conftest import SHAPE\n"
         "async def main():\n"
-        "    box = DockerSandbox(SHAPE, Engine(60))\n"
+        "    box = DockerSandbox(SHAPE, Engine(60), settings=settings())\n"
         "    await box.start()\n"
         "    print(box.id, flush=True)\n"
         "    await asyncio.sleep(1000)\n"
@@ -208,4 +210,4 @@ async def test_a_container_removed_from_outside_is_lost_and_said_so(box: DockerS
 
 async def test_a_missing_image_says_what_to_do(engine: Engine) -> None:
     with pytest.raises(SetupError, match="images build"):
-        await DockerSandbox(Shape("evalpool/none:0", 64, 8, 8), engine).start()
+        await DockerSandbox(Shape("evalpool/none:0", 64, 8, 8), engine, settings=settings()).start()

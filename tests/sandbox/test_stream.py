@@ -43,7 +43,7 @@ async def test_a_reply_is_put_together_from_any_pieces() -> None:
         made.data_received(bytes([byte]))
     assert await reply == ({"id": 1}, b"body")
     assert wire.sent == pack({"id": 1}, 1) + b"x"
-    assert made.last_words == b"noise"
+    assert made.kept[2] == b"noise"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,8 @@ KILLED = {"exit_code": None, "signal": 9}
         (CHECKED, {"exit_code": 7}, Verdict.EARLY_EXIT),
         (CHECKED, {"exit_code": 1, "said": "assertion"}, Verdict.WRONG_ANSWER),
         (CHECKED, {"exit_code": 1, "said": "raised"}, Verdict.RUNTIME_ERROR),
+        (CHECKED, {"exit_code": 0, "said": "raised"}, Verdict.EARLY_EXIT),
+        (CHECKED, {"exit_code": 0, "said": "memory"}, Verdict.EARLY_EXIT),
         (CHECKED, {"exit_code": None, "signal": 11}, Verdict.RUNTIME_ERROR),
         (CHECKED, {"exit_code": 1, "said": "syntax"}, Verdict.COMPILE_ERROR),
         (CHECKED, {"checked": True, "ended": "cpu", "cpu_seconds": 2, **KILLED}, Verdict.TIME_LIMIT),

@@ -7,7 +7,7 @@ more than there are slots, so that one can be reset or made anew while all slots
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,7 +28,7 @@ class PoolClosed(EvalpoolError):  # noqa: N818
 class Pool:
     """Get, put, close."""
 
-    def __init__(self, make: Callable[[Shape], Sandbox], slots: int, max_uses: int) -> None:
+    def __init__(self, make: Callable[[Shape], Awaitable[Sandbox]], slots: int, max_uses: int) -> None:
         self._make, self._max_uses = make, max_uses
         self._slots = asyncio.Semaphore(slots)
         self._size = slots + 1
@@ -136,8 +136,7 @@ class Pool:
     async def _start(self, shape: Shape) -> Sandbox:
         self._starting += 1
         try:
-            sandbox = self._make(shape)
-            await sandbox.start()
+            sandbox = await self._make(shape)
             self._alive.add(sandbox)
         finally:
             self._starting -= 1

@@ -14,6 +14,8 @@ class Shape:
     memory_mib: int
     processes: int
     disk_mib: int
+    extra_mib: int = 0
+    """Room for what the agent itself must hold of an unusually large job."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,14 @@ class Outcome:
     memory_bytes: int
     oom_kills: int
     processes: int
+
+    @classmethod
+    def killed_for_memory(cls) -> "Outcome":
+        """A program that took its whole sandbox along."""
+        return cls(
+            ended="itself", exit_code=None, signal=9, checked=False, said="", stdout=b"", stderr=b"",
+            stdout_total=0, stderr_total=0, wall_seconds=0, cpu_seconds=0, memory_bytes=0, oom_kills=1, processes=0,
+        )  # fmt: skip
 
 
 class Sandbox(ABC):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from schemas.errors import SandboxLost, SetupError
+from schemas.settings import Settings
 from worker.sandbox import agent, cgroup
 from worker.sandbox.agent.wire import pack
 from worker.sandbox.base import Outcome, Program, Sandbox, Shape
@@ -32,9 +33,9 @@ WORDS = ("syntax", "raised", "assertion", "memory")
 class DockerSandbox(Sandbox):
     """Driven over the attached stream: no exec, no mount, no copied file."""
 
-    def __init__(self, shape: Shape, engine: Engine, preload: tuple[str, ...] = (), *, cold: bool = False) -> None:
+    def __init__(self, shape: Shape, engine: Engine, *, settings: Settings) -> None:
         super().__init__(shape)
-        self._engine, self._preload, self._cold = engine, preload, cold
+        self._engine, self._settings = engine, settings
         self._stream = Stream()
         self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
@@ -45,14 +46,14 @@ class DockerSandbox(Sandbox):
         return self._stream.alive
 
     async def start(self) -> None:
-        launch = self._engine.call(self._engine.launch, options(self.shape, {OWNER: owner()}))
+        launch = self._engine.call(self._engine.launch, options(self.shape, {OWNER: owner()}, self._settings.runtime))
         self.id, pid, self.image_digest, sock = await launch
         try:
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
             uid = FIRST_UID + secrets.randbelow(UIDS)
-            self._stream.send(agent.first_frame({"uid": uid, "preload": self._preload}))
+            self._stream.send(agent.first_frame({"uid": uid, "preload": self._settings.preload}))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
@@ -72,7 +73,8 @@ class DockerSandbox(Sandbox):
         self._request += 1
         self.uses += 1
         limits = program.limits
-        argv = program.argv or (COLD if self._cold or any(name.startswith("PYTHON") for name in program.env) else ())
+        cold = self._settings.interpreter == "cold" or any(name.startswith("PYTHON") for name in program.env)
+        argv = program.argv or (COLD if cold else ())
         given = {"argv": argv, "args": program.args, "env": ENVIRONMENT | program.env, "files": [*program.files]}
         parts = (json.dumps(given).encode(), program.code, program.stdin, *program.files.values())
         meta: dict[str, Any] = {
@@ -90,7 +92,12 @@ class DockerSandbox(Sandbox):
             sealed = len(program.check).to_bytes(4, "big") + program.check + token.encode()
             frames += [pack({}, len(sealed)), sealed]
         before = self._cgroup.start() if self._cgroup else None
-        reply, body = await self._stream.request(frames, 2 * limits.output_bytes, limits.wall + GRACE_SECONDS)
+        try:
+            reply, body = await self._stream.request(frames, 2 * limits.output_bytes, limits.wall + GRACE_SECONDS)
+        except SandboxLost:
+            if before is not None and self._died_of_memory(before):
+                return Outcome.killed_for_memory()
+            raise
         outcome = self._outcome(reply, body, limits.output_bytes, token)
         return outcome if before is None else self._corrected(outcome, before)
 
@@ -139,6 +146,13 @@ class DockerSandbox(Sandbox):
             )
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent's reply is not possible ({error})") from None
+
+    def _died_of_memory(self, before: cgroup.Reading) -> bool:
+        """Whether the kernel ended something of the sandbox for memory: then its death is the program's own doing."""
+        try:
+            return self._cgroup is not None and self._cgroup.read().oom_kills > before.oom_kills
+        except OSError:  # the container's last traces are gone already
+            return False
 
     def _corrected(self, outcome: Outcome, before: cgroup.Reading) -> Outcome:
         """With the numbers that the host's kernel counted: they are the truth, the agent's are only finer."""

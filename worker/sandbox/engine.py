@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import docker
 import requests
-from docker.errors import DockerException, ImageNotFound, NotFound
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from schemas.errors import SandboxLost, SetupError
 
@@ -32,6 +33,10 @@ def owner_alive(label: str) -> bool:
     """Whether the owner of a container still lives. Owners on other machines are left to themselves."""
     boot, pid, started = label.split(":")
     return boot != _boot_id() or _start_time(int(pid)) == started
+
+
+class NoAgent(SandboxLost):
+    """The image lacks the program that a container was to start with."""
 
 
 class Engine:
@@ -60,8 +65,12 @@ class Engine:
         """A blocking call in a thread; whatever goes wrong in the engine is `SandboxLost`."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
-        except ImageNotFound as error:
-            raise SetupError(f"{error.explanation}; `evalpool images build` makes the standard one") from error
+        except APIError as error:
+            if "executable file not found" in str(error):
+                raise NoAgent(str(error.explanation)) from error
+            if isinstance(error, ImageNotFound):
+                raise SetupError(f"{error.explanation}; `evalpool images build` makes the standard one") from error
+            raise SandboxLost(f"Docker: {error}") from error
         except (DockerException, requests.RequestException, OSError) as error:
             raise SandboxLost(f"Docker: {error}") from error
 
@@ -79,6 +88,25 @@ class Engine:
             raise
         stream.setblocking(False)
         return container, found["State"]["Pid"], found["Image"], stream
+
+    def begin(self, container: str, argv: list[str], environment: list[str], uid: str) -> tuple[str, socket.socket]:
+        """Start a process in a running container: its id and its stream. Only for images without an agent."""
+        made = self.api.exec_create(
+            container, argv, stdin=True, environment=environment, user=f"{uid}:{uid}", workdir="/box"
+        )
+        attached = self.api.exec_start(made["Id"], socket=True)
+        stream = socket.socket(fileno=attached._sock.detach())
+        stream.setblocking(False)
+        return made["Id"], stream
+
+    def exit_code(self, exec_id: str) -> int | None:
+        """Of a process started by `begin`, a moment after its streams have ended."""
+        for _ in range(100):
+            found = self.api.exec_inspect(exec_id)
+            if not found["Running"]:
+                return None if found["ExitCode"] is None else int(found["ExitCode"])
+            time.sleep(0.02)
+        return None
 
     def remove(self, container: str) -> None:
         """Kill and remove a container; that it is gone already is as good."""

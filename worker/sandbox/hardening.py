@@ -5,17 +5,17 @@ from typing import Any
 from worker.sandbox.agent import BOOTSTRAP
 from worker.sandbox.base import Shape
 
-AGENT_MIB = 24
-"""What the agent itself needs on top of the program's memory."""
+AGENT_MIB = 16
+"""What the agent itself needs on top of the program's memory: 7 MiB, and what it holds of an ordinary job."""
 CAPABILITIES = ["SETUID", "SETGID", "KILL"]
 """All the agent has: to become the job's user and group, and to end its processes. Jobs have none."""
 CPUS = 1
 """CPUs of one sandbox."""
 
 
-def options(shape: Shape, labels: dict[str, str]) -> dict[str, Any]:
-    """The body of Docker's create call."""
-    memory = (shape.memory_mib + AGENT_MIB) << 20
+def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) -> dict[str, Any]:
+    """The body of Docker's create call for a sandbox with our agent."""
+    memory = (shape.memory_mib + AGENT_MIB + shape.extra_mib) << 20
     return {
         "Image": shape.image,
         "Entrypoint": ["python3", "-c", BOOTSTRAP],
@@ -37,6 +37,7 @@ def options(shape: Shape, labels: dict[str, str]) -> dict[str, Any]:
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             "AutoRemove": True,
+            "Runtime": runtime or "",
             "Init": False,  # the agent is process 1: no signal from inside reaches it
             "NetworkMode": "none",
             "IpcMode": "private",

@@ -14,13 +14,45 @@ STDERR_BYTES = 4096
 """How much of the agent's last words is kept."""
 
 
-class Stream(asyncio.Protocol):
-    """One request at a time, one reply to each; anything else ends the connection."""
+class Demultiplexer(asyncio.Protocol):
+    """Undoes Docker's framing: 8 bytes of head, of which the first says which stream and the last four how much."""
+
+    def __init__(self, cap: int = STDERR_BYTES) -> None:
+        self.over = asyncio.Event()
+        self.kept = {1: bytearray(), 2: bytearray()}
+        self.total = {1: 0, 2: 0}
+        self._cap = cap
+        self._docker = bytearray()
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether one of the streams carried more than is kept."""
+        return max(self.total.values()) > self._cap
+
+    def data_received(self, data: bytes) -> None:
+        self._docker += data
+        while len(self._docker) >= 8:
+            size = int.from_bytes(self._docker[4:8], "big")
+            if len(self._docker) < 8 + size:
+                break
+            self.received(2 if self._docker[0] == 2 else 1, bytes(self._docker[8 : 8 + size]))
+            del self._docker[: 8 + size]
+
+    def received(self, stream: int, payload: bytes) -> None:
+        """Keep up to the cap, count beyond it."""
+        self.total[stream] += len(payload)
+        self.kept[stream] += payload[: max(0, self._cap - len(self.kept[stream]))]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.over.set()
+
+
+class Stream(Demultiplexer):
+    """Our agent on the other end. One request at a time, one reply to each; anything else ends the connection."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.transport: asyncio.Transport | None = None
-        self.last_words = b""
-        self._docker = bytearray()
         self._frames = bytearray()
         self._waiting: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
         self._body_bytes = 0
@@ -36,27 +68,20 @@ class Stream(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Undo Docker's framing: 8 bytes of head, of which the first says which stream and the last four how much."""
-        self._docker += data
-        while len(self._docker) >= 8:
-            size = int.from_bytes(self._docker[4:8], "big")
-            if len(self._docker) < 8 + size:
-                break
-            payload = bytes(self._docker[8 : 8 + size])
-            if self._docker[0] == 1:
-                self._frames += payload
-            else:
-                self.last_words = (self.last_words + payload)[-STDERR_BYTES:]
-            del self._docker[: 8 + size]
+        super().data_received(data)
         self._take()
 
+    def received(self, stream: int, payload: bytes) -> None:
+        if stream == 1:
+            self._frames += payload
+        else:
+            super().received(stream, payload)  # the agent's last words
+
     def connection_lost(self, exc: Exception | None) -> None:
-        words = self.last_words.decode("utf-8", "replace").strip().splitlines()
+        words = self.kept[2].decode("utf-8", "replace").strip().splitlines()
         self._fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
 
-    async def request(
-        self, frames: Sequence[bytes], reply_bytes: int, seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
+    async def request(self, frames: Sequence[bytes], reply_bytes: int, seconds: float) -> tuple[dict[str, Any], bytes]:
         """Send frames and await the one reply, of so many raw bytes at most."""
         reply = self.expect(reply_bytes)
         self.send(b"".join(frames))

@@ -1,7 +1,10 @@
 """How a program's output is compared with what was expected: outside the sandbox, and all of it."""
 
 import math
+import re
 from decimal import Decimal, InvalidOperation
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
 def agrees(comparator: str, got: bytes, expected: str) -> bool:
@@ -27,8 +30,8 @@ def _floats_agree(got: list[str], expected: list[str], relative: float, absolute
 
 
 def _close(got: str, expected: str, relative: float, absolute: float) -> bool:
-    if got.lstrip("+-").isdecimal() and expected.lstrip("+-").isdecimal():
-        return int(got) == int(expected) if len(got) < 4000 and len(expected) < 4000 else got == expected
+    if _INTEGER.fullmatch(got) and _INTEGER.fullmatch(expected):
+        return Decimal(got) == Decimal(expected)  # of any length, and never as floats
     try:
         one, other = float(got), float(expected)
     except ValueError:

@@ -27,7 +27,7 @@ def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, 
         return Verdict.WRONG_ANSWER, _last_line(outcome.stderr) or "an assertion of the check failed"
     if outcome.signal is not None:
         return Verdict.RUNTIME_ERROR, f"ended by signal {outcome.signal} ({_signal_name(outcome.signal)})"
-    if spec.check is not None and not outcome.checked and outcome.said != "raised":
+    if spec.check is not None and not outcome.checked and not (outcome.said == "raised" and outcome.exit_code):
         return Verdict.EARLY_EXIT, f"ended with exit code {outcome.exit_code} before its check had run to the end"
     if outcome.exit_code != 0:
         said = _last_line(outcome.stderr)

@@ -61,7 +61,8 @@ def assemble() -> bytes:
         return target if isinstance(target, int) else first_end + ends.index(target) - here - 1
 
     return b"".join(
-        struct.pack("HBBI", op, jump(true, here), jump(false, here), k) for here, (op, true, false, k) in enumerate(code)
+        struct.pack("HBBI", op, jump(true, here), jump(false, here), k)
+        for here, (op, true, false, k) in enumerate(code)
     )
 
 
@@ -84,7 +85,5 @@ class Filter:
 
     def install(self) -> None:
         """For this process and all it will ever start."""
-        if self.known and self._libc.prctl(
-            _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header), 0, 0
-        ):
+        if self.known and self._libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header), 0, 0):
             raise OSError(ctypes.get_errno(), "seccomp")

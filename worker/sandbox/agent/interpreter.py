@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import types
+from collections.abc import Callable
 
 MAIN = "/box/main.py"
 
@@ -22,15 +23,20 @@ MAIN = "/box/main.py"
 def run(args: list[str], report: int, sealed: int) -> None:
     """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none."""
     main = _prepare(args)
+    # Bound here, where the program cannot reach them by patching modules: what comes after it must be what it says.
+    execute, exec_, compile_, read, write, leave = _execute, exec, compile, _read, os.write, os._exit
+    from_bytes, settrace, setprofile = int.from_bytes, sys.settrace, sys.setprofile
     code = 0
     try:
         with open(MAIN, "rb") as file:
             source = file.read()
-        _execute(source, MAIN, main, report, "syntax", "raised")
+        execute(source, MAIN, main, report, "syntax", "raised", exec_, compile_)
         if sealed >= 0:
-            check = _read(sealed, int.from_bytes(_read(sealed, 4), "big"))
-            _execute(check, "/box/check.py", main, report, "raised", "assertion")
-            os.write(report, b"checked " + _read(sealed, 32))
+            settrace(None)
+            setprofile(None)
+            check = read(sealed, from_bytes(read(sealed, 4), "big"))
+            execute(check, "/box/check.py", main, report, "raised", "assertion", exec_, compile_)
+            write(report, b"checked " + read(sealed, 32))
     except SystemExit as leaving:
         code = _exit_code(leaving)
     except KeyboardInterrupt:
@@ -40,7 +46,7 @@ def run(args: list[str], report: int, sealed: int) -> None:
     except BaseException:  # printed where it was raised
         code = 1
     code = _finish(main) or code
-    os._exit(code & 0xFF)
+    leave(code & 0xFF)
 
 
 def _prepare(args: list[str]) -> types.ModuleType:
@@ -63,17 +69,26 @@ def _prepare(args: list[str]) -> types.ModuleType:
     return main
 
 
-def _execute(source: bytes, path: str, main: types.ModuleType, report: int, unparsed: str, failed: str) -> None:
+def _execute(
+    source: bytes,
+    path: str,
+    main: types.ModuleType,
+    report: int,
+    unparsed: str,
+    failed: str,
+    exec_: Callable[..., None],
+    compile_: Callable[..., types.CodeType],
+) -> None:
     """Compile and run; what goes wrong is printed as Python would, and noted in one word for the judge."""
     try:
-        code = compile(source, path, "exec", dont_inherit=True)
+        code = compile_(source, path, "exec", dont_inherit=True)
     except BaseException as error:
         _say(report, unparsed)
         _print_exception(error.with_traceback(None))
         raise
     del source
     try:
-        exec(code, vars(main))
+        exec_(code, vars(main))
     except SystemExit:
         raise
     except BaseException as error:
@@ -144,10 +159,10 @@ def _say(report: int, word: str) -> None:
         pass  # the program closed it: then nothing is said
 
 
-def _read(fd: int, size: int) -> bytes:
+def _read(fd: int, size: int, read: Callable[[int, int], bytes] = os.read) -> bytes:
     data = b""
     while len(data) < size:
-        part = os.read(fd, size - len(data))
+        part = read(fd, size - len(data))
         if not part:
             raise EOFError
         data += part

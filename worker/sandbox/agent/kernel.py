@@ -84,7 +84,6 @@ class Counters:
         words = _text(self._oom).split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
-
     def processes(self) -> int:
         """Processes and threads alive now, the agent included."""
         return int(_text(self._pids) or 0)

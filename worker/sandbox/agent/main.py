@@ -66,16 +66,14 @@ class Agent:
         sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
         limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
         code_start, stdin_start = sizes[0], sizes[0] + sizes[1]
-        main = os.open(f"{HOME}/{meta['main']}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        wire.write_all(main, self.body.view(code_start, stdin_start))
-        os.close(main)
+        problem = self.put(f"{HOME}/{meta['main']}", self.body.view(code_start, stdin_start))
         (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
             os.pipe() for _ in range(5)
         )
         watch = Watch(self.counters, self.requests, limits)
         pid = os.fork()
         if not pid:
-            job = Job(self.uid, self.seccomp, self.cold_source, meta, self.body.view())
+            job = Job(self.uid, self.seccomp, self.cold_source, meta, self.body.view(), problem)
             return job, (stdin_r, stdout_w, stderr_w, report_w, sealed_r)
         for fd in (stdin_r, stdout_w, stderr_w, report_w, sealed_r):
             os.close(fd)
@@ -104,6 +102,17 @@ class Agent:
             buffer.clear()
         return None
 
+    def put(self, path: str, code: memoryview) -> str:
+        """The program's text into its file, which stays ours: we can remove it without a fork. What went wrong, if so."""
+        main = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            wire.write_all(main, code)
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        finally:
+            os.close(main)
+        return ""
+
     def reply(self, meta: dict[str, object], *parts: wire.Buffer) -> None:
         """One frame."""
         wire.write_all(self.replies, wire.pack(meta, sum(part.size for part in parts)))
@@ -118,6 +127,6 @@ def main(config: dict[str, object]) -> None:
         try:
             job[0].become(*job[1])
         except OSError as error:
-            os.write(2, f"the program could not be given its files: {error}\n".encode())
+            os.write(2, f"the program could not be started: {error}\n".encode())
         finally:
             os._exit(125)  # a program that ran never comes here

@@ -11,35 +11,43 @@ HOME = "/box"
 """The program's working directory."""
 REPORT, SEALED = 3, 4
 """Where the harness finds its two pipes; a program without a harness gets neither."""
-COLD = f"import sys, types; m = types.ModuleType('evalpool_agent'); exec(sys.argv[1], vars(m)); m.run(sys.argv[2:], {REPORT}, "
+COLD = (
+    "import sys, types; m = types.ModuleType('evalpool_agent'); exec(sys.argv[1], vars(m)); m.run(sys.argv[2:], %d, %d)"
+)
+"""What a cold interpreter is started with: the harness is its first argument."""
 
 
 class Job:
     """What the worker sent for one run, read only here, after the fork."""
 
-    def __init__(self, uid: int, seccomp: Filter, cold_source: str, meta: dict[str, object], body: memoryview) -> None:
-        self.uid, self.seccomp, self.cold_source = uid, seccomp, cold_source
+    def __init__(
+        self, uid: int, seccomp: Filter, cold_source: str, meta: dict[str, object], body: memoryview, problem: str
+    ) -> None:
+        self.uid, self.seccomp, self.cold_source, self.problem = uid, seccomp, cold_source, problem
         self.limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
         self.checked = bool(meta["checked"])
         sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
-        parts, start = [], 0
-        for size in sizes:
-            parts.append(bytes(body[start : start + size]))
+        self.given = json.loads(bytes(body[: sizes[0]]))
+        self.files, start = [], sum(sizes[:3])
+        for path, size in zip(self.given["files"], sizes[3:], strict=True):
+            self.files.append((path, body[start : start + size]))
             start += size
-        self.given = json.loads(parts[0])
-        self.files = list(zip(self.given["files"], parts[3:], strict=True))
 
     def become(self, stdin: int, stdout: int, stderr: int, report: int, sealed: int) -> None:
         """The program, to its end."""
         self._confine((stdin, stdout, stderr, report, sealed))
+        if self.problem:
+            raise OSError(self.problem)
         argv: list[str] = self.given["argv"]
         args: list[str] = self.given["args"]
         if not argv:
             interpreter.run(args, REPORT, SEALED if self.checked else -1)
+        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python does; what is started from a shell does not
+            signal.signal(ignored, signal.SIG_DFL)
         if argv == ["python3"]:  # a cold interpreter, but the same harness
             os.set_inheritable(REPORT, True)
             os.set_inheritable(SEALED, True)
-            argv = ["python3", "-c", f"{COLD}{SEALED if self.checked else -1})", self.cold_source]
+            argv = ["python3", "-c", COLD % (REPORT, SEALED if self.checked else -1), self.cold_source]
         try:
             os.execvpe(argv[0], [*argv, *args], os.environ)
         except OSError as error:
@@ -52,8 +60,8 @@ class Job:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # when memory runs out, the program goes, never the agent
         high = [os.dup(fd) for fd in fds]  # first out of the way of the numbers they are to have
-        for target, fd in enumerate(high):
-            os.dup2(fd, target, inheritable=target < REPORT)
+        for number, fd in enumerate(high):
+            os.dup2(fd, number, inheritable=number < REPORT)
         os.closerange(len(fds), 1024)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(0o022)
@@ -66,6 +74,6 @@ class Job:
         for path, content in self.files:
             if folder := os.path.dirname(path):
                 os.makedirs(folder, exist_ok=True)
-            with open(path, "wb") as file:  # type: ignore[assignment]
-                file.write(content)  # type: ignore[arg-type]
+            with open(path, "wb") as target:
+                target.write(content)
         self.seccomp.install()

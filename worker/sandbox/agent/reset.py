@@ -27,6 +27,10 @@ class Reset:
             pass
         else:
             return "a process is left"
+        with open("/proc/net/sockstat", "rb") as file:
+            tcp = file.read().partition(b"TCP: ")[2].split()
+        if tcp[1] != b"0" or tcp[5] != b"0":  # in use, or waiting out its time: the next program could see its ports
+            return "a socket lingers"
         if any(os.listdir(place) for place in self.places):
             self._wipe()
         for place, birth in zip(self.places, self.birth, strict=True):

@@ -123,10 +123,7 @@ class Watch:
         """One gulp of a stream; False at its end or when it is dry."""
         room = cap - buffer.size
         try:
-            if room > 0:
-                count = buffer.fill(fd, room)
-            else:
-                count = len(os.read(fd, GULP))
+            count = buffer.fill(fd, room) if room > 0 else len(os.read(fd, GULP))
         except BlockingIOError:
             return False
         self.total[fd] += count

@@ -25,11 +25,7 @@ class Buffer:
     def fill(self, fd: int, most: int) -> int:
         """One read of a descriptor, of so many bytes at most; how many came."""
         most = min(most, GULP)
-        if self.size + most > len(self._data):
-            grown = bytearray(2 * (self.size + most))
-            grown[: self.size] = self._data[: self.size]
-            self._wipe()
-            self._data = grown
+        self._grow(self.size + most, 2 * self.size)
         with memoryview(self._data) as view:
             count = os.readv(fd, [view[self.size : self.size + most]])
         self.size += count
@@ -37,6 +33,7 @@ class Buffer:
 
     def fill_exactly(self, fd: int, size: int) -> bool:
         """So many bytes more; False when the stream ends before."""
+        self._grow(self.size + size)
         while size:
             count = self.fill(fd, size)
             if not count:
@@ -54,6 +51,13 @@ class Buffer:
         if len(self._data) > GULP:
             self._data = bytearray(GULP)
         self.size = 0
+
+    def _grow(self, need: int, want: int = 0) -> None:
+        if need > len(self._data):
+            grown = bytearray(max(need, want))
+            grown[: self.size] = self._data[: self.size]
+            self._wipe()
+            self._data = grown
 
     def _wipe(self) -> None:
         self._data[: self.size] = bytes(self.size)

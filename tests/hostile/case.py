@@ -1,0 +1,125 @@
+"""The form of a case: one TOML file, the program and what must come out of it. See README.md."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas import Case, JobSpec, Limits, Result, Verdict
+
+HERE = Path(__file__).parent
+
+
+class Step(BaseModel):
+    """One program and its expectations."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    # -- the job: fields of JobSpec, and two ways to make them large -------------------------------
+    code: str
+    repeat: int = 1
+    """The code is this many copies of `code`."""
+    tool: str = "python_executor"
+    check: str | None = None
+    stdin: str = ""
+    stdin_repeat: int = 1
+    args: tuple[str, ...] = ()
+    args_repeat: int = 1
+    """Each argument is so many copies of itself."""
+    env: dict[str, str] = {}
+    files: dict[str, str] = {}
+    probe: bool = False
+    """Put `probe.py` beside the program: raw system calls, and attempts that must fail."""
+    cases: tuple[Case, ...] = ()
+    limits: dict[str, Any] = {}
+    """By default 2 s of CPU and 10 s of wall time."""
+
+    # -- what must come out ------------------------------------------------------------------------
+    expect: tuple[Verdict, ...] = Field(min_length=1)
+    """The verdicts that are allowed."""
+    stdout: str | None = None
+    """The whole of standard output."""
+    stdout_has: tuple[str, ...] = ()
+    stdout_lacks: tuple[str, ...] = ()
+    stderr_has: tuple[str, ...] = ()
+    stderr_lacks: tuple[str, ...] = ()
+    detail_has: tuple[str, ...] = ()
+    exit_code: int | None = None
+    signal: int | None = None
+    oom: bool | None = None
+    truncated: bool | None = None
+    """Of either stream."""
+    cpu_at_least: float = 0
+    cpu_at_most: float = float("inf")
+    wall_at_most: float = float("inf")
+    memory_at_least_mib: int = 0
+    memory_at_most_mib: float = float("inf")
+    processes_at_least: int = 0
+
+    def spec(self, **more: Any) -> JobSpec:
+        """The job."""
+        files = dict(self.files)
+        if self.probe:
+            files["probe.py"] = (HERE / "probe.py").read_text()
+        given = {
+            "code": self.code * self.repeat,
+            "tool": self.tool,
+            "check": self.check,
+            "stdin": self.stdin * self.stdin_repeat,
+            "args": tuple(each * self.args_repeat for each in self.args),
+            "env": self.env,
+            "files": files,
+            "cases": self.cases,
+            "limits": self.allowed,
+        }
+        return JobSpec(**given | more)
+
+    @property
+    def allowed(self) -> Limits:
+        """What it may use."""
+        return Limits(**{"cpu_seconds": 2, "wall_seconds": 10} | self.limits)
+
+    def problems(self, result: Result) -> list[str]:
+        """How the result is not as expected."""
+        metrics = result.metrics
+        found = {
+            f"verdict {result.verdict}, not one of {', '.join(self.expect)}": result.verdict not in self.expect,
+            f"stdout is not {self.stdout!r:.200}": self.stdout is not None and result.stdout != self.stdout,
+            f"exit code {result.exit_code}": self.exit_code is not None and result.exit_code != self.exit_code,
+            f"signal {result.signal}": self.signal is not None and result.signal != self.signal,
+            f"oom_killed {metrics.oom_killed}": self.oom is not None and metrics.oom_killed != self.oom,
+            "truncated or not": self.truncated is not None
+            and self.truncated != (result.stdout_truncated or result.stderr_truncated),
+            f"CPU {metrics.cpu_seconds}": not self.cpu_at_least <= metrics.cpu_seconds <= self.cpu_at_most,
+            f"wall {metrics.wall_seconds}": metrics.wall_seconds > self.wall_at_most,
+            f"memory {metrics.peak_memory_bytes >> 20} MiB": not (
+                self.memory_at_least_mib << 20 <= metrics.peak_memory_bytes <= self.memory_at_most_mib * (1 << 20)
+            ),
+            f"{metrics.processes_peak} processes": metrics.processes_peak < self.processes_at_least,
+        }
+        found |= {f"stdout lacks {part!r}": part not in result.stdout for part in self.stdout_has}
+        found |= {f"stdout has {part!r}": part in result.stdout for part in self.stdout_lacks}
+        found |= {f"stderr lacks {part!r}": part not in result.stderr for part in self.stderr_has}
+        found |= {f"stderr has {part!r}": part in result.stderr for part in self.stderr_lacks}
+        found |= {f"detail lacks {part!r}": part not in result.detail for part in self.detail_has}
+        return [problem for problem, holds in found.items() if holds]
+
+
+class HostileCase(Step):
+    """A step with a name, and the steps that follow it on the same sandbox."""
+
+    id: str
+    """The name of its file."""
+    number: int
+    """The row in the table of hostile cases; from 101 on: attacks on this design."""
+    name: str
+    fast: bool = False
+    """Part of the subset for every day, which is also run on fresh sandboxes and in cold interpreters."""
+    then: tuple[Step, ...] = ()
+
+
+def load() -> list[HostileCase]:
+    """Every case, in the order of their file names."""
+    files = sorted((HERE / "cases").glob("*.toml"))
+    return [HostileCase(id=file.stem, **tomllib.loads(file.read_text())) for file in files]

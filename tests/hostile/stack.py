@@ -1,0 +1,273 @@
+"""One worker for the whole suite, and the ten things that must hold after every case (G1 to G10 of the table)."""
+
+import json
+import math
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import docker
+
+from api import submit_batch
+from schemas import JobSpec, Limits, Result, Verdict
+from tests.conftest import PATIENCE, WorkerProcess
+from tests.hostile.case import HostileCase, Step
+from tests.hostile.host import Boxes, other_mounts, pid_of, resident, strangers, written
+
+SLOTS = 2
+POOL = SLOTS + 1
+GROWTH = 32 << 20
+LOG_LINE = 1000
+
+CANARY = JobSpec(
+    code="import os, sys, threading\nprint(input(), sorted(os.listdir('.')), os.listdir('/tmp'), os.listdir('/dev/shm'),"
+    " threading.active_count(), sys.gettrace(), os.umask(18))",
+    stdin="all well",
+    limits=Limits(cpu_seconds=2, wall_seconds=20),
+)
+CANARY_SAYS = "all well ['main.py'] [] [] 1 None 18\n"
+
+NEIGHBOUR = JobSpec(
+    code="print(sum(i * i % 7 for i in range(int(input()))))",
+    stdin="1000000",
+    limits=Limits(cpu_seconds=5, wall_seconds=30),
+)
+NEIGHBOUR_SAYS = "2000001\n"
+NEIGHBOUR_FACTOR = 2.5
+"""How much more CPU time it may take than when alone: caches and the second thread of a core are shared."""
+
+
+@dataclass
+class Seen:
+    """What one case and all that ran with it gave."""
+
+    case: HostileCase
+    results: list[tuple[Step, Result]] = field(default_factory=list)
+    neighbour: Result | None = None
+    canaries: list[Result] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Result]:
+        return [result for _, result in self.results] + self.canaries + ([self.neighbour] if self.neighbour else [])
+
+
+class Stack:
+    """A real worker over a real queue and ledger; runs cases and looks around afterwards."""
+
+    def __init__(self, worker: WorkerProcess, client: docker.DockerClient, ledger: Path) -> None:
+        self.worker, self.ledger = worker, ledger
+        self.boxes = Boxes(client, worker.pid)
+        self.dockerd = pid_of("dockerd")
+
+    def warm_up(self) -> None:
+        """Everything once, so that what comes later is compared with a worker in full swing."""
+        big = "import sys; sys.stdout.write('x' * 10**6); sys.stderr.write('y' * 10**6)"
+        self._together([JobSpec(code=big)] * 4 + [JobSpec(code="x = 1\n" * (1 << 20))] * 2 + [CANARY] * 40)
+        alone = [self._together([NEIGHBOUR])[0].metrics.cpu_seconds for _ in range(7)]
+        self.neighbour_cpu = median(alone)
+        self._settle()
+        self.mounts = other_mounts()
+        self.resident = {pid: resident(pid) for pid in self._watched()}
+
+    def close(self) -> None:
+        """Stop looking; the worker is somebody else's to end."""
+        self.boxes.close()
+
+    # -- one case ----------------------------------------------------------------------------------
+
+    def run(self, case: HostileCase, **more: Any) -> Seen:
+        """The case with a neighbour beside it, what follows it on the same sandbox, and canaries right after."""
+        seen = Seen(case)
+        first, seen.neighbour = self._together([case.spec(**more), NEIGHBOUR])
+        seen.results.append((case, first))
+        for step in case.then:
+            seen.results += self._follow(step, first, **more)
+        seen.canaries = self._together([CANARY] * POOL)  # in turn they visit every sandbox of the pool
+        return seen
+
+    def _follow(self, step: Step, first: Result, **more: Any) -> list[tuple[Step, Result]]:
+        """The step, over and over, until it ran where the first did: or that sandbox is no more."""
+        results = []
+        for _ in range(4 * POOL):
+            (result,) = self._together([step.spec(**more)])
+            results.append((step, result))
+            if result.sandbox_id == first.sandbox_id or first.sandbox_id not in self.boxes.alive():
+                return results
+        raise AssertionError(f"never came back to {first.sandbox_id}")
+
+    def _together(self, specs: Sequence[JobSpec]) -> list[Result]:
+        batch = submit_batch(specs)
+        batch.wait(timeout=PATIENCE)
+        return batch.results()
+
+    # -- what must hold afterwards -----------------------------------------------------------------
+
+    def check(self, seen: Seen, log_start: int) -> None:
+        """The verdict, and G1 to G10."""
+        problems = [
+            f"step {i}: {problem}" for i, (step, result) in enumerate(seen.results) for problem in step.problems(result)
+        ]
+        problems += [problem for result in seen.all for problem in self._one_row(result)]  # G1
+        problems += [problem for step, result in seen.results for problem in _in_time(step, result)]  # G2
+        problems += [problem for step, result in seen.results for problem in _well_formed(step, result)]  # G8
+        problems += [problem for result in seen.canaries for problem in _unlike(result, CANARY_SAYS)]  # G3
+        problems += self._neighbour(seen)  # G9
+        problems += self._settle()  # G4, G7
+        problems += self._host()  # G5
+        problems += self._memory()  # G6
+        problems += self._log(seen, log_start)  # G10
+        if self.worker.process.poll() is not None:
+            problems.append(f"the worker is dead: {self.worker.process.returncode}")
+        assert not problems, "\n".join([*problems, *(_show(result) for _, result in seen.results)])
+
+    def _one_row(self, result: Result) -> list[str]:
+        with sqlite3.connect(self.ledger) as db:
+            (rows,) = db.execute("SELECT count(*) FROM results WHERE job_id = ?", [result.job_id]).fetchone()
+        db.close()
+        problems = [f"G1 {rows} rows for {result.job_id}"] if rows != 1 else []
+        if result.attempt != 1:
+            problems.append(f"G1 {result.attempt} attempts for {result.job_id}: {result.detail}")
+        return problems
+
+    def _neighbour(self, seen: Seen) -> list[str]:
+        result = seen.neighbour
+        if result is None:
+            return []
+        problems = _unlike(result, NEIGHBOUR_SAYS, "G9 the neighbour")
+        if result.metrics.cpu_seconds > NEIGHBOUR_FACTOR * self.neighbour_cpu + 0.05:
+            problems.append(f"G9 the neighbour took {result.metrics.cpu_seconds:.2f} s, not {self.neighbour_cpu:.2f}")
+        return problems
+
+    def _settle(self) -> list[str]:
+        """Wait for the pool to be whole and idle: as many containers as it should have, and in each the agent alone."""
+        state: list[str] = []
+
+        def idle() -> bool:
+            alive = self.boxes.alive()
+            state[:] = [f"G7 {len(alive)} containers"] if len(alive) != POOL else []
+            for box in alive.values():
+                try:
+                    processes = self.boxes.processes(box)
+                except OSError:
+                    processes = 0
+                if processes != 1:
+                    state.append(f"G4 {processes} processes in {box.id[:12]}")
+            return not state
+
+        _wait(idle, 30)
+        problems = list(state)
+        problems += [f"the agent of {box[:12]} died" for box in self.boxes.died_by_themselves()]
+        left: list[str] = []
+
+        def clean() -> bool:
+            left[:] = [each for box in self.boxes.gone() for each in self.boxes.leavings(box)]
+            return not left
+
+        _wait(clean, 10)
+        self.boxes.forget_gone()
+        return problems + [f"G5 left behind: {each}" for each in left]
+
+    def _host(self) -> list[str]:
+        problems = [f"G5 on the host: {each}" for each in strangers()]
+        problems += [f"G5 mounted: {each}" for each in other_mounts() - self.mounts]
+        for box in self.boxes.alive().values():
+            size = written(box)
+            if size:
+                problems.append(f"G5 {size} bytes on disk in the writable layer of {box.id[:12]}")
+        return problems
+
+    def _memory(self) -> list[str]:
+        grown: dict[int, int] = {}
+
+        def small() -> bool:
+            grown.clear()
+            grown.update({pid: resident(pid) - before for pid, before in self.resident.items()})
+            return all(growth < GROWTH for growth in grown.values())
+
+        _wait(small, 20)  # dockerd gives memory back when it comes to it
+        names = {self.worker.pid: "worker", self.dockerd: "dockerd"}
+        return [f"G6 {names[pid]} grew by {growth >> 20} MiB" for pid, growth in grown.items() if growth >= GROWTH]
+
+    def _watched(self) -> list[int]:
+        return [self.worker.pid] + ([self.dockerd] if self.dockerd else [])
+
+    def log_size(self) -> int:
+        """Where the worker's log ends now."""
+        return self.worker.log.stat().st_size
+
+    def _log(self, seen: Seen, start: int) -> list[str]:
+        with self.worker.log.open("rb") as file:
+            file.seek(start)
+            lines = file.read().decode("utf-8", "replace").split("\n")[:-1]
+        ids = {result.job_id for result in seen.all}
+        told = [line for line in lines if "action=job_finished" in line and any(job in line for job in ids)]
+        problems = [f"G10 {line[:300]!r}" for line in lines if line not in told]
+        problems += [f"G10 a line of {len(line)} characters" for line in lines if len(line) > LOG_LINE]
+        problems += [f"G10 not printable: {line[:300]!r}" for line in lines if not line.isprintable()]
+        if len(told) > len(ids):
+            problems.append(f"G10 {len(told)} lines for {len(ids)} jobs")
+        return problems
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+
+
+def _in_time(step: Step, result: Result) -> list[str]:
+    runs = max(1, len(step.cases))
+    limit = step.allowed.wall
+    problems = []
+    if result.metrics.wall_seconds > runs * (limit + 1):
+        problems.append(f"G2 {result.metrics.wall_seconds:.1f} s of wall time; the limit is {limit:g} s")
+    if result.started_at is not None:
+        attempt = (result.finished_at - result.started_at).total_seconds() - result.metrics.setup_seconds
+        if attempt > runs * (limit + 3):
+            problems.append(f"G2 {attempt:.1f} s from the program's start to its result; the limit is {limit:g} s")
+    if result.metrics.setup_seconds > limit + 4.5:  # the worker waits 5 s more than the limit for a lost agent
+        problems.append(f"G2 {result.metrics.setup_seconds:.1f} s until the program started: was it tried twice?")
+    return problems
+
+
+def _well_formed(step: Step, result: Result) -> list[str]:
+    problems = []
+    text = result.model_dump_json()
+    json.loads(text, parse_constant=lambda word: problems.append(f"G8 {word} in the result"))
+    text.encode("utf-8", "strict")
+    cap = step.allowed.output_bytes
+    for ran in (result, *result.cases):
+        for name in ("stdout", "stderr", "detail"):
+            value = getattr(ran, name)
+            if "\0" in value:
+                problems.append(f"G8 NUL in {name}")
+            if len(value) > (1000 if name == "detail" else cap):
+                problems.append(f"G8 {len(value)} characters of {name}")
+        if not ran.detail.isprintable():
+            problems.append(f"G8 detail is not printable: {ran.detail!r}")
+        for name, number in ran.metrics.model_dump().items():
+            if not math.isfinite(number) or number < 0:
+                problems.append(f"G8 {name} is {number}")
+    if not result.detail:
+        problems.append("G8 no detail")
+    if result.passed != (result.verdict is Verdict.PASSED):
+        problems.append("G8 passed and verdict disagree")
+    return problems
+
+
+def _unlike(result: Result, stdout: str, who: str = "G3 the canary") -> list[str]:
+    if result.verdict is Verdict.PASSED and result.stdout == stdout:
+        return []
+    return [f"{who}: {result.verdict}, {result.stdout!r:.200}, {result.detail!r}, {result.stderr[-300:]!r}"]
+
+
+def _show(result: Result) -> str:
+    shown = {name: round(value, 3) for name, value in result.metrics.model_dump().items()}
+    return (
+        f"--- {result.verdict}, exit code {result.exit_code}, signal {result.signal}: {result.detail!r:.300}\n{shown}\n"
+        f"stdout: {result.stdout[-2000:]!r}\nstderr: {result.stderr[-1500:]!r}"
+    )

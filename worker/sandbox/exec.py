@@ -1,0 +1,126 @@
+"""The fallback for images without Python: no agent, so one container per run, driven from outside by `docker exec`.
+
+The limits are the same and so are the verdicts, but they are enforced by the worker: CPU time is looked at from the
+host's cgroup files every few milliseconds, so a program may overrun it by that much, and where those files cannot be
+seen only the wall limit ends it. No second syscall filter is laid on top of Docker's. It costs a container per run and two
+execs, and says so once in the log. What a program leaves behind dies with its container.
+"""
+
+import asyncio
+import logging
+import secrets
+import shlex
+import time
+from contextlib import suppress
+
+from schemas.errors import SandboxLost
+from worker.sandbox import cgroup
+from worker.sandbox.base import Outcome, Program, Sandbox, Shape
+from worker.sandbox.docker import ENVIRONMENT, FIRST_UID, UIDS
+from worker.sandbox.engine import OWNER, Engine, owner
+from worker.sandbox.hardening import CPUS, options
+from worker.sandbox.stream import Demultiplexer
+
+log = logging.getLogger("evalpool.sandbox")
+
+LOOK_SECONDS = 0.01
+WAIT = "cat > /dev/null"
+"""What process 1 does all its life: wait for the end of the stream that the worker holds."""
+
+
+class ExecSandbox(Sandbox):
+    """One run, then it is gone."""
+
+    def __init__(self, shape: Shape, engine: Engine, runtime: str | None = None) -> None:
+        super().__init__(shape)
+        self._engine, self._runtime = engine, runtime
+        self._uid = str(FIRST_UID + secrets.randbelow(UIDS))
+        self._cgroup: cgroup.Cgroup | None = None
+        self._stream: asyncio.Transport | None = None
+        self._closed = False
+
+    @property
+    def alive(self) -> bool:
+        return self._stream is not None and not self._stream.is_closing()
+
+    async def start(self) -> None:
+        body = options(self.shape, {OWNER: owner()}, self._runtime)
+        body |= {"Entrypoint": ["sh", "-c", WAIT]}
+        body["HostConfig"] |= {"CapAdd": [], "PidsLimit": self.shape.processes + 2}
+        self.id, pid, self.image_digest, sock = await self._engine.call(self._engine.launch, body)
+        loop = asyncio.get_running_loop()
+        self._stream, _ = await loop.create_connection(Demultiplexer, sock=sock)
+        self._cgroup = cgroup.find(pid)
+
+    async def run(self, program: Program) -> Outcome:
+        self.uses += 1
+        for path, content in {program.main: program.code, **program.files}.items():
+            put = f"mkdir -p {shlex.quote(path.rpartition('/')[0] or '.')} && cat > {shlex.quote(path)}"
+            await self._exec(["sh", "-c", put], {}, content, None)
+        argv = program.argv or ("python3", program.main)
+        limit = f'ulimit -c 0 -n 256 -f {program.limits.file_mib * 2048}; exec "$@"'
+        return await self._exec(["sh", "-c", limit, "sh", *argv, *program.args], program.env, program.stdin, program)
+
+    async def reset(self) -> bool:
+        return False
+
+    async def close(self) -> None:
+        if self._stream is not None:
+            self._stream.abort()
+        if self._cgroup is not None:
+            self._cgroup.close()
+            self._cgroup = None
+        if self.id and not self._closed:
+            self._closed = True
+            with suppress(SandboxLost):
+                await self._engine.call(self._engine.remove, self.id)
+
+    async def _exec(self, argv: list[str], env: dict[str, str], stdin: bytes, program: Program | None) -> Outcome:
+        """One process in the container, to its end or to a limit; the limits are the program's, if it is one."""
+        if not self.alive:
+            raise SandboxLost("the container is gone")
+        environment = [f"{name}={value}" for name, value in (ENVIRONMENT | env).items()]
+        exec_id, sock = await self._engine.call(self._engine.begin, self.id, argv, environment, self._uid)
+        limits = program.limits if program else Program(code=b"", main="").limits
+        output = Demultiplexer(limits.output_bytes)
+        before, started = self._cgroup.start() if self._cgroup else None, time.monotonic()
+        transport, _ = await asyncio.get_running_loop().create_connection(lambda: output, sock=sock)
+        transport.write(stdin)
+        transport.write_eof()
+        ended, cpu = "itself", 0.0
+        while not output.over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(output.over.wait(), LOOK_SECONDS)
+            cpu = self._cgroup.read().cpu_seconds - before.cpu_seconds if self._cgroup and before else 0.0
+            if output.exceeded:
+                ended = "output"
+            elif cpu >= limits.cpu_seconds * CPUS:
+                ended = "cpu"
+            elif time.monotonic() - started > limits.wall:
+                ended = "wall"
+            else:
+                continue
+            break
+        wall = time.monotonic() - started
+        transport.abort()
+        after = self._cgroup.read() if self._cgroup else None
+        status = await self._engine.call(self._engine.exit_code, exec_id) if ended == "itself" else None
+        if ended == "itself" and status is None:
+            raise SandboxLost("the process's exit code is not to be had")
+        killed = status is not None and status > 128
+        return Outcome(
+            ended=ended,
+            exit_code=None if status is None or killed else status,
+            signal=9 if status is None else status - 128 if killed else None,
+            checked=False,
+            said="",
+            stdout=bytes(output.kept[1]),
+            stderr=bytes(output.kept[2]),
+            stdout_total=output.total[1],
+            stderr_total=output.total[2],
+            wall_seconds=wall,
+            cpu_seconds=cpu,
+            memory_bytes=max(0, after.peak_bytes - before.memory_bytes) if after and before else 0,
+            oom_kills=after.oom_kills - before.oom_kills if after and before else 0,
+            processes=1,
+        )
