@@ -115,8 +115,9 @@ class Runner:
                 await sandbox.start()
                 return sandbox
             except NoAgent as error:
+                if shape.image not in self._without_agent:
+                    log.warning("no Python in %s: the slow way (%s)", shape.image, error, extra={"action": "no_agent"})
                 self._without_agent.add(shape.image)
-                log.warning("%s has no Python: slow way by exec (%s)", shape.image, error, extra={"action": "no_agent"})
         fallback = ExecSandbox(shape, self._engine, self.settings.runtime)
         await fallback.start()
         return fallback

@@ -26,7 +26,7 @@ def attempt(name, allowed, call, *args, **more):
     try:
         value = call(*args, **more)
     except OSError as error:
-        got = errno.errorcode.get(error.errno, repr(error))
+        got = errno.errorcode.get(error.errno, type(error).__name__)
     except Exception as error:
         got = type(error).__name__
     else:

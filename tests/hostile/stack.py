@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 import docker
+import pytest
 
 from api import submit_batch
 from schemas import JobSpec, Limits, Result, Verdict
@@ -32,11 +33,12 @@ CANARY = JobSpec(
 CANARY_SAYS = "all well ['main.py'] [] [] 1 None 18\n"
 
 NEIGHBOUR = JobSpec(
-    code="print(sum(i * i % 7 for i in range(int(input()))))",
+    code="import fcntl, os\nprint(sum(i * i % 7 for i in range(int(input()))),"
+    " [fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) for fd in (1, os.pipe()[0])])",
     stdin="1000000",
     limits=Limits(cpu_seconds=5, wall_seconds=30),
 )
-NEIGHBOUR_SAYS = "2000001\n"
+NEIGHBOUR_SAYS = "1999998 [65536, 65536]\n"
 NEIGHBOUR_FACTOR = 2.5
 """How much more CPU time it may take than when alone: caches and the second thread of a core are shared."""
 
@@ -122,7 +124,8 @@ class Stack:
         problems += self._log(seen, log_start)  # G10
         if self.worker.process.poll() is not None:
             problems.append(f"the worker is dead: {self.worker.process.returncode}")
-        assert not problems, "\n".join([*problems, *(_show(result) for _, result in seen.results)])
+        if problems:
+            pytest.fail("\n".join([*problems, *(_show(result) for _, result in seen.results)]), pytrace=False)
 
     def _one_row(self, result: Result) -> list[str]:
         with sqlite3.connect(self.ledger) as db:

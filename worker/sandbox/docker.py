@@ -127,7 +127,7 @@ class DockerSandbox(Sandbox):
                 raise ValueError("id or sizes")
             if reply["ended"] not in ("itself", "cpu", "wall", "output"):
                 raise ValueError("ended")
-            said = str(reply["said"])
+            said = str(reply["said"]).removeprefix("ready ")
             return Outcome(
                 ended=reply["ended"],
                 exit_code=_small(reply, "exit_code"),

@@ -94,7 +94,7 @@ class Engine:
         made = self.api.exec_create(
             container, argv, stdin=True, environment=environment, user=f"{uid}:{uid}", workdir="/box"
         )
-        attached = self.api.exec_start(made["Id"], socket=True)
+        attached: Any = self.api.exec_start(made["Id"], socket=True)
         stream = socket.socket(fileno=attached._sock.detach())
         stream.setblocking(False)
         return made["Id"], stream

@@ -2,8 +2,8 @@
 
 The limits are the same and so are the verdicts, but they are enforced by the worker: CPU time is looked at from the
 host's cgroup files every few milliseconds, so a program may overrun it by that much, and where those files cannot be
-seen only the wall limit ends it. No second syscall filter is laid on top of Docker's. It costs a container per run and two
-execs, and says so once in the log. What a program leaves behind dies with its container.
+seen only the wall limit ends it. No second syscall filter is laid on top of Docker's. It costs a container per run
+and two execs, and says so once in the log. What a program leaves behind dies with its container.
 """
 
 import asyncio
@@ -24,8 +24,14 @@ from worker.sandbox.stream import Demultiplexer
 log = logging.getLogger("evalpool.sandbox")
 
 LOOK_SECONDS = 0.01
-WAIT = "cat > /dev/null"
+START_SECONDS = 30.0
+WAIT = "chmod 1777 /box /tmp /dev/shm; echo ready; cat > /dev/null"
 """What process 1 does all its life: wait for the end of the stream that the worker holds."""
+BEGIN = """ulimit -c 0 -n 256 -f {blocks}
+if [ "$1" = bash ] && ! command -v bash > /dev/null; then shift; set -- sh "$@"; fi
+exec "$@"
+"""
+"""What stands before the program: the limits of a process, and another shell where there is no bash."""
 
 
 class ExecSandbox(Sandbox):
@@ -49,17 +55,25 @@ class ExecSandbox(Sandbox):
         body["HostConfig"] |= {"CapAdd": [], "PidsLimit": self.shape.processes + 2}
         self.id, pid, self.image_digest, sock = await self._engine.call(self._engine.launch, body)
         loop = asyncio.get_running_loop()
-        self._stream, _ = await loop.create_connection(Demultiplexer, sock=sock)
+        self._stream, ready = await loop.create_connection(Demultiplexer, sock=sock)
+        end = loop.time() + START_SECONDS
+        while not ready.total[1]:
+            if ready.over.is_set() or loop.time() > end:
+                await self.close()
+                raise SandboxLost("the container did not come up")
+            await asyncio.sleep(LOOK_SECONDS)
         self._cgroup = cgroup.find(pid)
 
     async def run(self, program: Program) -> Outcome:
         self.uses += 1
         for path, content in {program.main: program.code, **program.files}.items():
             put = f"mkdir -p {shlex.quote(path.rpartition('/')[0] or '.')} && cat > {shlex.quote(path)}"
-            await self._exec(["sh", "-c", put], {}, content, None)
+            written = await self._exec(["sh", "-c", put], {}, content, None)
+            if written.exit_code != 0:
+                return written  # the files do not fit, or contradict each other: the job's own fault
         argv = program.argv or ("python3", program.main)
-        limit = f'ulimit -c 0 -n 256 -f {program.limits.file_mib * 2048}; exec "$@"'
-        return await self._exec(["sh", "-c", limit, "sh", *argv, *program.args], program.env, program.stdin, program)
+        begin = BEGIN.format(blocks=program.limits.file_mib * 2048)
+        return await self._exec(["sh", "-c", begin, "sh", *argv, *program.args], program.env, program.stdin, program)
 
     async def reset(self) -> bool:
         return False

@@ -1,8 +1,8 @@
 """Runs a Python program as `python3 main.py` would: in a forked copy of a warm interpreter, or in a cold one.
 
 Imports nothing of ours, since a cold interpreter is given this source alone. The check and the token that proves its
-end wait in a pipe, outside this process's memory: the check is read when the program has run, the token only after the
-check's last line.
+end are not in this process while the program runs: the agent puts them into a pipe when it has, and the token is read
+from there only after the check's last line.
 """
 
 import atexit
@@ -18,6 +18,8 @@ import types
 from collections.abc import Callable
 
 MAIN = "/box/main.py"
+READY = b"ready "
+"""What the harness says when the program has run: only then is the check put into the pipe."""
 
 
 def run(args: list[str], report: int, sealed: int) -> None:
@@ -34,6 +36,7 @@ def run(args: list[str], report: int, sealed: int) -> None:
         if sealed >= 0:
             settrace(None)
             setprofile(None)
+            write(report, READY)
             check = read(sealed, from_bytes(read(sealed, 4), "big"))
             execute(check, "/box/check.py", main, report, "raised", "assertion", exec_, compile_)
             write(report, b"checked " + read(sealed, 32))
@@ -109,7 +112,7 @@ def _finish(main: types.ModuleType) -> int:
     for name in [name for name in vars(main) if name != "__builtins__"]:
         vars(main)[name] = None
     gc.collect()
-    return _flush() or code
+    return code or _flush()
 
 
 def _flush() -> int:
@@ -118,8 +121,9 @@ def _flush() -> int:
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception:
+        except Exception as error:
             code = 120  # what Python says when its last output could not be written
+            os.write(2, f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n".encode())
     return code
 
 

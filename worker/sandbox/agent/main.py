@@ -79,9 +79,9 @@ class Agent:
             os.close(fd)
         if meta["checked"] and wire.read_frame(self.requests, self.sealed) is None:
             os._exit(0)
-        feeds = {stdin_w: self.body.view(stdin_start, stdin_start + sizes[2]), sealed_w: self.sealed.view()}
-        watch.run(pid, feeds, {stdout_r: self.stdout, stderr_r: self.stderr, report_r: self.report}, report_r)
-        feeds.clear()
+        feeds = {stdin_w: self.body.view(stdin_start, stdin_start + sizes[2])}
+        streams = {stdout_r: self.stdout, stderr_r: self.stderr, report_r: self.report}
+        watch.run(pid, feeds, streams, report_r, {sealed_w: self.sealed.view()})
         self.reply(
             {
                 "id": meta["id"],
@@ -103,7 +103,7 @@ class Agent:
         return None
 
     def put(self, path: str, code: memoryview) -> str:
-        """The program's text into its file, which stays ours: we can remove it without a fork. What went wrong, if so."""
+        """The program's text into its file, which stays ours: we can remove it without a fork. What went wrong."""
         main = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             wire.write_all(main, code)

@@ -42,7 +42,7 @@ class Job:
         args: list[str] = self.given["args"]
         if not argv:
             interpreter.run(args, REPORT, SEALED if self.checked else -1)
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python does; what is started from a shell does not
+        for ignored in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # by us or by Python; not after a login
             signal.signal(ignored, signal.SIG_DFL)
         if argv == ["python3"]:  # a cold interpreter, but the same harness
             os.set_inheritable(REPORT, True)

@@ -5,6 +5,7 @@ import select
 import signal
 import time
 
+from .interpreter import READY
 from .kernel import Counters
 from .wire import GULP, Buffer
 
@@ -33,8 +34,18 @@ class Watch:
         self._before = counters.snapshot()
         self._started = time.monotonic()
 
-    def run(self, pid: int, feeds: dict[int, memoryview], streams: dict[int, Buffer], report: int) -> None:
-        """Until the first process is over or a limit is reached; then nothing of the program is left alive."""
+    def run(
+        self,
+        pid: int,
+        feeds: dict[int, memoryview],
+        streams: dict[int, Buffer],
+        report: int,
+        sealed: dict[int, memoryview],
+    ) -> None:
+        """Until the first process is over or a limit is reached; then nothing of the program is left alive.
+
+        What is sealed is fed only when the report says that the program has run.
+        """
         pidfd = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -75,6 +86,13 @@ class Watch:
                         poll.unregister(fd)
                 elif not self._read(fd, streams[fd], caps[fd]):
                     poll.unregister(fd)
+                elif fd == report and sealed and bytes(streams[fd].view()).startswith(READY):
+                    feeds |= sealed
+                    for seal in sealed:
+                        os.set_blocking(seal, False)
+                        if self._feed(seal, feeds):
+                            poll.register(seal, select.POLLOUT)
+                    sealed = {}
             if any(self.total[fd] > caps[fd] for fd in streams):
                 self.ended = "output"
                 break
@@ -84,7 +102,7 @@ class Watch:
             while self.total[fd] <= caps[fd] and self._read(fd, buffer, caps[fd]):
                 pass
             os.close(fd)
-        for fd in feeds:
+        for fd in feeds | sealed:
             os.close(fd)
 
     def cpu_seconds(self) -> float:

@@ -1,0 +1,57 @@
+"""Images without Python: the slow way keeps the same limits and gives the same verdicts."""
+
+from collections.abc import Callable
+
+import docker
+import pytest
+
+from api import submit_batch
+from schemas import Case, JobSpec, Limits, Verdict
+from tests.conftest import PATIENCE, WorkerProcess, containers, eventually
+from worker.sandbox import images
+
+pytestmark = [pytest.mark.docker, pytest.mark.redis]
+
+IMAGE = "evalpool/busybox:1"
+
+
+@pytest.fixture(scope="module")
+def busybox(engine_client: docker.DockerClient) -> str:
+    images.build("busybox", if_missing=True, say=lambda _: None)
+    return IMAGE
+
+
+def test_shell_jobs_have_the_same_limits_and_verdicts(
+    busybox: str, start_worker: Callable[..., WorkerProcess], engine_client: docker.DockerClient
+) -> None:
+    worker = start_worker()
+    jobs = {
+        "plain": (JobSpec(code='read x; echo "$1 $x $Y"', stdin="b\n", args=["a"], env={"Y": "c"}), Verdict.PASSED),
+        "files": (JobSpec(code="cat d/f", files={"d/f": "data"}, cases=[Case("", "data")]), Verdict.PASSED),
+        "wrong": (JobSpec(code="cat", cases=[Case("1", "1"), Case("2", "3")]), Verdict.WRONG_ANSWER),
+        "exit": (JobSpec(code="exit 3"), Verdict.RUNTIME_ERROR),
+        "signal": (JobSpec(code="kill -SEGV $$"), Verdict.RUNTIME_ERROR),
+        "slow": (JobSpec(code="while :; do :; done", limits=Limits(cpu_seconds=0.5)), Verdict.TIME_LIMIT),
+        "sleepy": (JobSpec(code="sleep 1000", limits=Limits(wall_seconds=1)), Verdict.TIME_LIMIT),
+        "greedy": (
+            JobSpec(code="x=xxxx; while :; do x=$x$x; done", limits=Limits(memory_mib=32)),
+            Verdict.MEMORY_LIMIT,
+        ),
+        "loud": (JobSpec(code="yes"), Verdict.OUTPUT_LIMIT),
+        "forks": (JobSpec(code="f() { f | f & }; f; sleep 5", limits=Limits(wall_seconds=3)), None),
+        "nobody": (JobSpec(code="test $(id -u) -gt 1000 && ! touch /x && ! touch /usr/bin/x"), Verdict.PASSED),
+    }
+    batch = submit_batch(
+        [spec.model_copy(update={"task_id": name, "tool": "shell_executor", "image": busybox})
+         for name, (spec, _) in jobs.items()]
+    )  # fmt: skip
+    results = {result.task_id: result for result in batch.as_completed(timeout=PATIENCE)}
+    assert results["plain"].stdout == "a b c\n", results["plain"]
+    for name, (_, verdict) in jobs.items():
+        assert results[name].verdict is not Verdict.SANDBOX_ERROR, results[name]
+        assert verdict in (None, results[name].verdict), (name, results[name])
+    assert results["greedy"].metrics.oom_killed
+    assert 0.5 <= results["slow"].metrics.cpu_seconds < 1
+    assert worker.log.read_text().count("action=no_agent") == 1  # it is said, once
+    assert worker.stop() == 0
+    eventually(lambda: not containers(engine_client, worker.pid), 10)
