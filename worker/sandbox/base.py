@@ -60,11 +60,12 @@ class Outcome:
     processes: int
 
     @classmethod
-    def killed_for_memory(cls) -> "Outcome":
+    def killed_for_memory(cls, wall_seconds: float) -> "Outcome":
         """A program that took its whole sandbox along."""
         return cls(
             ended="itself", exit_code=None, signal=9, checked=False, said="", stdout=b"", stderr=b"",
-            stdout_total=0, stderr_total=0, wall_seconds=0, cpu_seconds=0, memory_bytes=0, oom_kills=1, processes=0,
+            stdout_total=0, stderr_total=0, wall_seconds=wall_seconds, cpu_seconds=0, memory_bytes=0, oom_kills=1,
+            processes=1,
         )  # fmt: skip
 
 

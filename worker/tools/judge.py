@@ -88,7 +88,8 @@ def _ended_well(outcome: Outcome) -> bool:
 
 def _last_line(stderr: bytes) -> str:
     lines = text(stderr[-2000:]).strip().splitlines()
-    return lines[-1][:300] if lines else ""
+    last = lines[-1][:300] if lines else ""
+    return "".join(character if character.isprintable() else "\ufffd" for character in last)  # it goes into logs
 
 
 def _signal_name(number: int) -> str:

@@ -148,7 +148,7 @@ def _print_exception(error: BaseException) -> None:
 def _exit_code(leaving: SystemExit) -> int:
     code = leaving.code
     if code is None or isinstance(code, int):
-        return code or 0
+        return (code or 0) if -(1 << 31) <= (code or 0) < 1 << 31 else -1  # as C has it
     try:
         sys.stderr.write(f"{code}\n")
     except Exception:

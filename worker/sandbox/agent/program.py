@@ -65,6 +65,7 @@ class Job:
         os.closerange(len(fds), 1024)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.umask(0o022)
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # the worker may have put us above what we watch
         kernel.set_limits(self.limits)
         kernel.become(self.uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # as after an exec: /dev/stdout and /proc/self work

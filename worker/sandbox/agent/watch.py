@@ -154,12 +154,12 @@ class Watch:
                 os.kill(-1, signal.SIGKILL)
             except ProcessLookupError:
                 return
-            try:
-                ended, status, usage = os.wait4(-1, 0)
-            except ChildProcessError:
-                time.sleep(0.001)  # dying, but not yet handed to us
-                continue
-            self.reaped_cpu += usage.ru_utime + usage.ru_stime
-            self.rss = max(self.rss, usage.ru_maxrss << 10)
-            if ended == pid:
-                self.status = status
+            while True:
+                try:
+                    ended, status, usage = os.wait4(-1, 0)
+                except ChildProcessError:
+                    break  # the last one is dying, or not yet handed to us: ask again
+                self.reaped_cpu += usage.ru_utime + usage.ru_stime
+                self.rss = max(self.rss, usage.ru_maxrss << 10)
+                if ended == pid:
+                    self.status = status
