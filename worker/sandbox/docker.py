@@ -42,6 +42,7 @@ class DockerSandbox(Sandbox):
         self._stream = Stream()
         self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
+        self._born = 0
         self._closing = False
 
     @property
@@ -49,6 +50,7 @@ class DockerSandbox(Sandbox):
         return self._stream.alive
 
     async def start(self) -> None:
+        self._born = int(time.time())
         launch = self._engine.call(self._engine.launch, options(self.shape, {OWNER: owner()}, self._settings.runtime))
         self.id, pid, self.image_digest, sock = await launch
         try:
@@ -96,17 +98,20 @@ class DockerSandbox(Sandbox):
             token = secrets.token_hex(16)
             sealed = len(program.check).to_bytes(4, "big") + program.check + token.encode()
             frames += [pack({}, len(sealed)), sealed]
-        before = self._cgroup.start() if self._cgroup else None
+        try:
+            before = self._cgroup.start() if self._cgroup else None
+        except OSError as error:
+            raise SandboxLost(f"the container is gone ({error})") from None
         started, reply = time.monotonic(), self._stream.expect(2 * limits.output_bytes)
         self._stream.send(b"".join(frames))
         await asyncio.wait((reply,), timeout=limits.wall + SLACK_SECONDS)
         try:
-            if not reply.done() and before is not None and self._died_of_memory(before):
+            if not reply.done() and before is not None and self._out_of_memory(before):
                 raise SandboxLost("the agent is stuck where there is no memory left")
             meta, body = await self._stream.arrived(reply, GRACE_SECONDS)
             outcome = self._outcome(meta, body, limits.output_bytes, token)
         except SandboxLost:
-            if before is None or not self._died_of_memory(before):
+            if not (before is not None and self._out_of_memory(before)) and not await self._died_of_memory():
                 raise
             self._stream.close()
             outcome = Outcome.killed_for_memory(time.monotonic() - started)
@@ -158,8 +163,15 @@ class DockerSandbox(Sandbox):
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent's reply is not possible ({error})") from None
 
-    def _died_of_memory(self, before: cgroup.Reading) -> bool:
-        """Whether the kernel ended something of the sandbox for memory: then its death is the program's own doing."""
+    async def _died_of_memory(self) -> bool:
+        """Whether the engine saw the container run out of memory: then its death is the program's own doing."""
+        try:
+            return await self._engine.call(self._engine.ran_out_of_memory, self.id, self._born)
+        except SandboxLost:
+            return False
+
+    def _out_of_memory(self, before: cgroup.Reading) -> bool:
+        """Whether the kernel has ended something of the sandbox for memory since."""
         try:
             return self._cgroup is not None and self._cgroup.read().oom_kills > before.oom_kills
         except OSError:  # the container's last traces are gone already

@@ -89,6 +89,11 @@ class Engine:
         stream.setblocking(False)
         return container, found["State"]["Pid"], found["Image"], stream
 
+    def ran_out_of_memory(self, container: str, since: int) -> bool:
+        """Whether the engine noted it of a container, which may be gone by now."""
+        filters = {"container": container, "event": "oom"}
+        return any(True for _ in self.api.events(since=since, until=int(time.time()) + 1, filters=filters, decode=True))
+
     def begin(self, container: str, argv: list[str], environment: list[str], uid: str) -> tuple[str, socket.socket]:
         """Start a process in a running container: its id and its stream. Only for images without an agent."""
         made = self.api.exec_create(

@@ -30,7 +30,10 @@ def set_limits(limits: dict[str, float]) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 256),
     ):
-        resource.setrlimit(name, (value, value))
+        hard = resource.getrlimit(name)[1]
+        value = value if hard < 0 else min(value, hard)
+        if hard != value:  # gVisor does not know them all, and then reports none to spare
+            resource.setrlimit(name, (value, value))
 
 
 def become(uid: int) -> None:

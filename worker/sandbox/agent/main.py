@@ -33,7 +33,8 @@ class Agent:
     def __init__(self, config: dict[str, object]) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # else a job could open /proc/1/fd and speak in our name
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 gets no signal from inside that it does not handle
-        self.requests, self.replies = os.dup(0), os.dup(1)
+        self.requests, self.replies, last_words = os.dup(0), os.dup(1), os.dup(2)
+        sys.stderr = os.fdopen(last_words, "w")  # for our own tracebacks; no job inherits it
         null = os.open("/dev/null", os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -126,7 +127,7 @@ def main(config: dict[str, object]) -> None:
     if job is not None:
         try:
             job[0].become(*job[1])
-        except OSError as error:
-            os.write(2, f"the program could not be started: {error}\n".encode())
+        except Exception as error:
+            os.write(2, f"the program could not be started: {error!r}\n".encode())
         finally:
             os._exit(125)  # a program that ran never comes here

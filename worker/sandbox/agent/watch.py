@@ -46,9 +46,12 @@ class Watch:
 
         What is sealed is fed only when the report says that the program has run.
         """
-        pidfd = os.pidfd_open(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
+        poll, pidfd, look = select.poll(), -1, SAMPLE_SECONDS
+        try:
+            pidfd = os.pidfd_open(pid)
+            poll.register(pidfd, select.POLLIN)
+        except OSError:  # gVisor has none: ask often instead
+            look = 0.002
         poll.register(self.control, 0)  # only its end matters: the worker is gone, and so are we
         for fd in streams:
             os.set_blocking(fd, False)
@@ -76,7 +79,7 @@ class Watch:
                     break
                 check_cpu = now + max(left / self.limits["cpus"], 0.002)
             self.processes = max(self.processes, self.counters.processes() - 1)
-            for fd, _event in poll.poll(max(0.0, min(deadline - now, check_cpu - now, SAMPLE_SECONDS)) * 1000 + 1):
+            for fd, _event in poll.poll(max(0.0, min(deadline - now, check_cpu - now, look)) * 1000 + 1):
                 if fd == pidfd:
                     running = False
                 elif fd == self.control:
@@ -93,10 +96,13 @@ class Watch:
                         if self._feed(seal, feeds):
                             poll.register(seal, select.POLLOUT)
                     sealed = {}
+            if pidfd < 0 and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                running = False
             if any(self.total[fd] > caps[fd] for fd in streams):
                 self.ended = "output"
                 break
-        os.close(pidfd)
+        if pidfd >= 0:
+            os.close(pidfd)
         self._end(pid)
         for fd, buffer in streams.items():
             while self.total[fd] <= caps[fd] and self._read(fd, buffer, caps[fd]):
