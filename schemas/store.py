@@ -118,7 +118,10 @@ class Store:
             batch_ids = {rows.batch_of(job_id) for job_id in kept}
             stopped = select(_batches.c.id).where(_batches.c.id.in_(batch_ids), _batches.c.cancelled_at.is_not(None))
             batches = set(db.scalars(stopped))
-        return held.keys() - kept, {job_id for job_id in kept if rows.batch_of(job_id) in batches}
+            rest = select(_jobs.c.id, _jobs.c.state, _jobs.c.attempt).where(_jobs.c.id.in_(held.keys() - kept))
+            # One that has just been finished, by this very attempt, is not lost.
+            lost = {row.id for row in db.execute(rest) if not (State(row.state).final and row.attempt == held[row.id])}
+        return lost, {job_id for job_id in kept if rows.batch_of(job_id) in batches}
 
     def release(self, leases: Iterable[Lease], *, tried: bool) -> None:
         """Put jobs back; one that was never tried gets its attempt back too."""

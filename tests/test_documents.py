@@ -174,7 +174,10 @@ def test_every_service_is_watched_and_comes_back(compose: dict[str, Any]) -> Non
 def test_the_worker_alone_has_the_docker_socket_and_nobody_is_privileged(compose: dict[str, Any]) -> None:
     services = compose["services"]
     assert [name for name, service in services.items() if SOCKET in str(service)] == ["worker"]
-    assert not any("privileged" in service or "cap_add" in service for service in services.values())
+    assert not any("privileged" in service for service in services.values())
+    assert {name: service["cap_add"] for name, service in services.items() if "cap_add" in service} == {
+        "worker": ["SYS_NICE"]
+    }
     assert services["worker"]["pid"] == "host"  # see worker/sandbox/engine.py: an owner is a process of the host
     assert services["worker"]["stop_grace_period"] == "2m"
 

@@ -1,6 +1,7 @@
 """From Celery's signals to a runner: built when a worker starts, drained and closed when it ends."""
 
 import atexit
+import ctypes
 import logging
 import sys
 import warnings
@@ -15,6 +16,8 @@ from worker import logs
 from worker.runner import Runner
 
 log = logging.getLogger("evalpool")
+
+M_ARENA_MAX = -8
 
 _runner: Runner | None = None
 
@@ -39,6 +42,7 @@ def _log(loglevel: int = logging.INFO, **_: Any) -> None:
 def _start(sender: Any, **_: Any) -> None:
     """Before the first message is taken: a machine that cannot run jobs must not take any."""
     global _runner
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)  # else every thread keeps a heap of its own as large as its largest job
     configured = settings()
     logs.set_up(configured.log_format, sender.loglevel or logging.INFO)  # Celery does it only after this signal
     log.info("warming %d sandboxes of %s", configured.slots + 1, configured.image, extra={"action": "warming"})

@@ -15,6 +15,7 @@ import pytest
 
 from api import submit_batch
 from schemas import JobSpec, Limits, Result, Verdict
+from schemas.job import MAX_TEXT
 from tests.conftest import PATIENCE, WorkerProcess
 from tests.hostile.case import HostileCase, Step
 from tests.hostile.host import Boxes, other_mounts, pid_of, resident, strangers, written
@@ -68,7 +69,8 @@ class Stack:
     def warm_up(self) -> None:
         """Everything once, so that what comes later is compared with a worker in full swing."""
         big = "import sys; sys.stdout.write('x' * 10**6); sys.stderr.write('y' * 10**6)"
-        self._together([JobSpec(code=big)] * 4 + [JobSpec(code="x = 1\n" * (1 << 20))] * 2 + [CANARY] * 40)
+        self._together([JobSpec(code=big)] * 8 + [CANARY] * 40)
+        self._together([JobSpec(code="#" * MAX_TEXT, stdin="x" * MAX_TEXT, limits=CANARY.limits)] * 6)
         alone = [self._together([NEIGHBOUR])[0].metrics.cpu_seconds for _ in range(7)]
         self.neighbour_cpu = median(alone)
         self._settle()
@@ -193,7 +195,10 @@ class Stack:
 
         _wait(small, 20)  # dockerd gives memory back when it comes to it
         names = {self.worker.pid: "worker", self.dockerd: "dockerd"}
-        return [f"G6 {names[pid]} grew by {growth >> 20} MiB" for pid, growth in grown.items() if growth >= GROWTH]
+        too_much = {pid: growth for pid, growth in grown.items() if growth >= GROWTH}
+        for pid in too_much:
+            self.resident[pid] = resident(pid)  # said once; the next case is not to blame for it
+        return [f"G6 {names[pid]} grew by {growth >> 20} MiB" for pid, growth in too_much.items()]
 
     def _watched(self) -> list[int]:
         return [self.worker.pid] + ([self.dockerd] if self.dockerd else [])
@@ -208,7 +213,8 @@ class Stack:
             lines = file.read().decode("utf-8", "replace").split("\n")[:-1]
         ids = {result.job_id for result in seen.all}
         told = [line for line in lines if "action=job_finished" in line and any(job in line for job in ids)]
-        problems = [f"G10 {line[:300]!r}" for line in lines if line not in told]
+        others = [line for line in lines if line not in told and "action=sweep_failed" not in line]  # that is about others
+        problems = [f"G10 {line[:300]!r}" for line in others]
         problems += [f"G10 a line of {len(line)} characters" for line in lines if len(line) > LOG_LINE]
         problems += [f"G10 not printable: {line[:300]!r}" for line in lines if not line.isprintable()]
         if len(told) > len(ids):

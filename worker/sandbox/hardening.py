@@ -9,6 +9,8 @@ AGENT_MIB = 16
 """What the agent itself needs on top of the program's memory: 7 MiB, and what it holds of an ordinary job."""
 CAPABILITIES = ["SETUID", "SETGID", "KILL"]
 """All the agent has: to become the job's user and group, and to end its processes. Jobs have none."""
+RUNTIME_THREADS = 128
+"""What a runtime such as gVisor starts for itself in the sandbox's cgroup; there the job's own limit counts alone."""
 CPUS = 1
 """CPUs of one sandbox."""
 
@@ -49,7 +51,7 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
             "Memory": memory,
             "MemorySwap": memory,  # the same: no swap
             "OomScoreAdj": 500,
-            "PidsLimit": shape.processes + 1,  # and the agent
+            "PidsLimit": shape.processes + 1 + (RUNTIME_THREADS if runtime else 0),  # and the agent
             "NanoCpus": CPUS * 1_000_000_000,
             "CpuShares": 256,
             "Tmpfs": _places(shape),

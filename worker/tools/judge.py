@@ -1,7 +1,7 @@
 """From what a program did to one word for it. Pure: no clock, no input, no output.
 
-The order of the questions is the order of certainty. What the kernel or the agent *did* (a limit that ended the
-program) comes before what the program *left* (an exit code), and only then comes what was asked of it. A program can
+The order of the questions is the order of certainty. A program that never began is asked no more. What the kernel
+or the agent *did* (a limit that ended the program) comes before what the program *left* (an exit code), and only then comes what was asked of it. A program can
 choose its exit code and its output; it cannot choose its CPU time. The interpreter's own notes only ever choose
 between two ways of having failed.
 """
@@ -18,11 +18,11 @@ from worker.tools.comparators import agrees
 
 def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, str]:
     """The verdict on one run, and a sentence that explains it."""
+    if outcome.said == "syntax":  # before the limits: a compiler may quote a line of ten megabytes
+        return Verdict.COMPILE_ERROR, _last_line(outcome.stderr) or "the program is not valid Python"
     stopped = _limit_reached(outcome, spec.limits)
     if stopped is not None:
         return stopped
-    if outcome.said == "syntax":
-        return Verdict.COMPILE_ERROR, _last_line(outcome.stderr) or "the program is not valid Python"
     if outcome.said == "assertion":
         return Verdict.WRONG_ANSWER, _last_line(outcome.stderr) or "an assertion of the check failed"
     if outcome.signal is not None:
