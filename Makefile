@@ -31,7 +31,10 @@ COMPOSE = $$(if docker compose version > /dev/null 2>&1; then echo docker compos
 	elif command -v docker-compose > /dev/null; then echo docker-compose; fi)
 NO_COMPOSE = { echo "Docker Compose is missing. On Debian, as root: apt-get install docker-compose" >&2; exit 1; }
 
+# the passwords of the stack, made once
 up: ## start the compose stack
+	@grep -qs '^POSTGRES_PASSWORD=.' .env || (umask 077; word() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }; \
+		printf 'POSTGRES_PASSWORD=%s\nFLOWER_PASSWORD=%s\n' "$$(word)" "$$(word)" >> .env)
 	@compose="$(COMPOSE)"; [ -n "$$compose" ] || $(NO_COMPOSE); $$compose up -d --build $(ARGS)
 
 down: ## stop the compose stack

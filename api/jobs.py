@@ -56,7 +56,7 @@ def republish() -> None:
     """Tell a Redis that has just been started of the jobs that wait, before a reconciler has to notice."""
     waiting = store().unannounced(grace=0, stale=0, limit=AT_ONCE)
     if waiting:
-        _announce(sorted(waiting, key=lambda job: job[1]))
+        _announce(waiting)
 
 
 def _spec(job: object) -> JobSpec:
@@ -81,5 +81,6 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None) -> str:
 
 def _announce(jobs: Sequence[tuple[str, str]]) -> None:
     now = settings()
+    jobs = sorted(jobs, key=lambda job: job[1])  # one priority to a message: mixed ones would make many small messages
     publish(jobs, chunk_size(len(jobs), now.slots, now.chunk))
     store().mark_published([job_id for job_id, _ in jobs])

@@ -51,7 +51,7 @@ class Settings(BaseSettings):
     database_url: str | None = Field(default=None, pattern=r"^(sqlite|postgresql(\+psycopg)?)://")
     """Where rows live. Unset: SQLite in the state directory."""
     state_dir: Path = Field(default_factory=_state_dir)
-    """Where the default database and the private Redis keep their files."""
+    """Where the default database and the logs of private workers lie."""
     slots: int = Field(default_factory=cgroup_cpus, ge=1, le=256)
     """Jobs one worker runs at a time. Default: the CPUs of its cgroup."""
     image: str = "evalpool/python:3.11"
@@ -61,7 +61,7 @@ class Settings(BaseSettings):
     max_attempts: int = Field(default=3, ge=1)
     """How often a job is tried before our own failures end it as `sandbox_error`."""
     lease_seconds: float = Field(default=15, ge=1)
-    """How long a worker may be silent before its jobs go to another; renewed every third of it."""
+    """How long a worker may be silent before its jobs go to another; renewed every second, or third of it."""
     reconcile_seconds: float = Field(default=3, ge=0.1)
     """How often a worker looks for jobs that nobody was told of."""
     chunk: int = Field(default=32, ge=1, le=1000)

@@ -46,6 +46,7 @@ async def _run(
             async with pool.lend(shape_of(spec, settings), fresh=spec.isolation == "fresh") as sandbox:
                 started = time.monotonic()
                 outcome = await sandbox.run(program)
+                sandbox.suspect = outcome.abnormal
             return sandbox, started, case_result(index, outcome, spec, case)
         except SandboxLost:
             if not left:

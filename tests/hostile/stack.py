@@ -213,7 +213,9 @@ class Stack:
             lines = file.read().decode("utf-8", "replace").split("\n")[:-1]
         ids = {result.job_id for result in seen.all}
         told = [line for line in lines if "action=job_finished" in line and any(job in line for job in ids)]
-        others = [line for line in lines if line not in told and "action=sweep_failed" not in line]  # that is about others
+        others = [
+            line for line in lines if line not in told and "action=sweep_failed" not in line
+        ]  # that is about others
         problems = [f"G10 {line[:300]!r}" for line in others]
         problems += [f"G10 a line of {len(line)} characters" for line in lines if len(line) > LOG_LINE]
         problems += [f"G10 not printable: {line[:300]!r}" for line in lines if not line.isprintable()]

@@ -92,6 +92,15 @@ async def test_a_used_up_sandbox_is_replaced(pool: Pool, maker: Maker) -> None:
     assert (maker.alive, pool.snapshot()["idle"]) == (3, 3)
 
 
+async def test_a_suspect_sandbox_is_replaced(pool: Pool, maker: Maker) -> None:
+    await pool.warm(SHAPE)
+    async with pool.lend(SHAPE) as sandbox:
+        sandbox.suspect = True
+    await settled(pool)
+    assert not sandbox.alive
+    assert (maker.alive, pool.counts["destroyed: abnormal end"]) == (3, 1)
+
+
 async def test_an_error_in_the_body_destroys_the_sandbox(pool: Pool, maker: Maker) -> None:
     await pool.warm(SHAPE)
     with pytest.raises(RuntimeError):

@@ -147,6 +147,8 @@ class Pool:
     async def _take_back(self, sandbox: Sandbox, kept: bool) -> None:
         if not kept:
             reason = "not reusable"
+        elif sandbox.suspect:
+            reason = "abnormal end"
         elif sandbox.uses >= self._max_uses:
             reason = "used up"
         elif await sandbox.reset():

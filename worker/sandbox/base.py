@@ -59,6 +59,11 @@ class Outcome:
     oom_kills: int
     processes: int
 
+    @property
+    def abnormal(self) -> bool:
+        """Whether it ended otherwise than by itself: at a limit, or by a signal."""
+        return self.ended != "itself" or self.signal is not None or self.oom_kills > 0
+
     @classmethod
     def killed_for_memory(cls, wall_seconds: float) -> "Outcome":
         """A program that took its whole sandbox along."""
@@ -82,6 +87,8 @@ class Sandbox(ABC):
         self.image_digest = ""
         self.uses = 0
         """Programs run so far."""
+        self.suspect = False
+        """Something out of the ordinary happened in it: it is not to be used again, whatever its reset says."""
 
     @property
     @abstractmethod

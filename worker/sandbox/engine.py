@@ -26,13 +26,13 @@ CREATES_AT_ONCE = 4
 
 def owner() -> str:
     """This process, unmistakably: a pid alone may be used again."""
-    return f"{_boot_id()}:{os.getpid()}:{_start_time(os.getpid())}"
+    return f"{_space()}:{os.getpid()}:{_start_time(os.getpid())}"
 
 
 def owner_alive(label: str) -> bool:
-    """Whether the owner of a container still lives. Owners on other machines are left to themselves."""
-    boot, pid, started = label.split(":")
-    return boot != _boot_id() or _start_time(int(pid)) == started
+    """Whether the owner of a container still lives. Those we cannot see, elsewhere, are left to themselves."""
+    space, pid, started = label.split(":")
+    return space != _space() or _start_time(int(pid)) == started
 
 
 class NoAgent(SandboxLost):
@@ -139,8 +139,10 @@ class Engine:
             client.close()
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _space() -> str:
+    """Where a pid means what it means here: this boot of this machine, this namespace of pids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def _start_time(pid: int) -> str:
