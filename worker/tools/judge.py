@@ -1,9 +1,9 @@
 """From what a program did to one word for it. Pure: no clock, no input, no output.
 
-The order of the questions is the order of certainty. A program that never began is asked no more. What the kernel
-or the agent *did* (a limit that ended the program) comes before what the program *left* (an exit code), and only then comes what was asked of it. A program can
-choose its exit code and its output; it cannot choose its CPU time. The interpreter's own notes only ever choose
-between two ways of having failed.
+The order of the questions is the order of certainty. A program that never began is asked no more. What the kernel or
+the agent *did* (a limit that ended the program) comes before what the program *left* (an exit code), and only then
+comes what was asked of it. A program can choose its exit code and its output; it cannot choose its CPU time. The
+interpreter's own notes only ever choose between two ways of having failed.
 """
 
 import signal

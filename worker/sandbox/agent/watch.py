@@ -57,10 +57,10 @@ class Watch:
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
             self.total[fd] = 0
-        for fd in list(feeds):
+        for fd in [*feeds, *sealed]:
             os.set_blocking(fd, False)
-            if self._feed(fd, feeds):
-                poll.register(fd, select.POLLOUT)
+        for fd in feeds:
+            poll.register(fd, select.POLLOUT)
 
         cap = int(self.limits["output_bytes"])
         caps = {fd: REPORT_BYTES if fd == report else cap for fd in streams}
@@ -90,12 +90,9 @@ class Watch:
                 elif not self._read(fd, streams[fd], caps[fd]):
                     poll.unregister(fd)
                 elif fd == report and sealed and bytes(streams[fd].view()).startswith(READY):
-                    feeds |= sealed
-                    for seal in sealed:
-                        os.set_blocking(seal, False)
-                        if self._feed(seal, feeds):
-                            poll.register(seal, select.POLLOUT)
-                    sealed = {}
+                    feeds, sealed = feeds | sealed, {}
+                    for seal in feeds:
+                        poll.register(seal, select.POLLOUT)
             if pidfd < 0 and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 running = False
             if any(self.total[fd] > caps[fd] for fd in streams):
