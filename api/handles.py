@@ -48,6 +48,10 @@ class Job:
         """How far it has come."""
         return store().state(self.id)
 
+    def cancel(self) -> None:
+        """Never start it, or stop it: within seconds it has the verdict `cancelled`, unless it was finished before."""
+        store().cancel(job_id=self.id)
+
     def result(self, timeout: float | None = None) -> Result:
         """What came out; waits for it, and raises `TimeoutError` when it is not there after so many seconds."""
         with closing(self._steps(timeout)) as steps:
@@ -121,7 +125,7 @@ class BatchHandle:
 
     def cancel(self) -> int:
         """End its waiting jobs and ask for the end of the running ones; how many had not started."""
-        return store().cancel(self.id)
+        return store().cancel(batch_id=self.id)
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
         total = store().batch(self.id).total

@@ -9,6 +9,8 @@ EvalpoolError
 ├── SchemaMismatch                 the database was made by another version of evalpool
 ├── SetupError                     this machine lacks something; the message says what to do
 └── SandboxLost                    our sandbox failed, not the program in it; the job is retried
+    ├── NoSandbox                  none can be made at all: nothing was tried
+    └── SandboxKilled              it died by itself while a program ran in it
 """
 
 
@@ -59,3 +61,11 @@ class SetupError(EvalpoolError):
 
 class SandboxLost(EvalpoolError):  # noqa: N818
     """A sandbox broke, or said something it must not. Never the verdict of a program by itself."""
+
+
+class NoSandbox(SandboxLost):
+    """No sandbox can be made: the engine is away, or broken. No job is to blame, and none was tried."""
+
+
+class SandboxKilled(SandboxLost):
+    """A sandbox ended by itself while a program ran in it: by the program's doing, if it happens again."""

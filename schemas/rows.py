@@ -8,7 +8,10 @@ from typing import Any
 from schemas.job import JobSpec
 from schemas.result import CaseResult, Metrics, Result
 from schemas.tables import Ran
-from schemas.verdict import State, Verdict
+from schemas.verdict import Priority, State, Verdict
+
+HEAD_START = {Priority.HIGH: -500.0, Priority.NORMAL: 0.0, Priority.LOW: 500.0}
+"""How many turns a priority is ahead of, or behind, the others: it overtakes so many jobs and no more."""
 
 _METRICS = tuple(Metrics.model_fields)
 _RAN = tuple(name for name in Ran.model_fields if name not in _METRICS and name != "verdict")
@@ -24,7 +27,7 @@ def batch_of(job: str) -> str:
     return job.rpartition("-")[0]
 
 
-def job_row(batch_id: str, seq: int, spec: JobSpec, now: float) -> dict[str, Any]:
+def job_row(batch_id: str, seq: int, spec: JobSpec, now: float, turn: float) -> dict[str, Any]:
     """The row of a job that waits."""
     return {
         "id": job_id(batch_id, seq),
@@ -35,6 +38,7 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, now: float) -> dict[str, Any
         "sample_id": _dump(spec.sample_id),
         "labels": _dump(spec.labels),
         "priority": spec.priority.value,
+        "rank": turn + 1 + seq + HEAD_START[spec.priority],
         "state": State.QUEUED.value,
         "attempt": 0,
         "created_at": now,

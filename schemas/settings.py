@@ -62,6 +62,8 @@ class Settings(BaseSettings):
     """How often a job is tried before our own failures end it as `sandbox_error`."""
     lease_seconds: float = Field(default=15, ge=1)
     """How long a worker may be silent before its jobs go to another; renewed every second, or third of it."""
+    grace_seconds: float = Field(default=30, ge=0)
+    """How long a worker that is told to stop lets its running jobs go on; then they are put back."""
     reconcile_seconds: float = Field(default=3, ge=0.1)
     """How often a worker looks for jobs that nobody was told of."""
     chunk: int = Field(default=32, ge=1, le=1000)

@@ -1,11 +1,22 @@
 """Every query of evalpool, each with a sentence. What it does not say about a job is not known of it."""
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, literal, null, or_, select, update
+from sqlalchemy import (
+    Connection,
+    and_,
+    func,
+    insert,
+    literal,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    union_all,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel
 
@@ -14,9 +25,10 @@ from schemas.batch import Batch, Progress
 from schemas.database import Database, clock
 from schemas.errors import BatchNotFound, JobNotFound
 from schemas.job import JobSpec
+from schemas.lease import Lease
 from schemas.result import Result
 from schemas.tables import FINAL_STATE, ResultRow
-from schemas.verdict import State, Verdict
+from schemas.verdict import Priority, State, Verdict
 
 IDS_AT_ONCE = 5000
 """Ids in one statement; SQLite takes at most 32,766 variables."""
@@ -25,27 +37,9 @@ _jobs = SQLModel.metadata.tables["jobs"]
 _batches = SQLModel.metadata.tables["batches"]
 _results = SQLModel.metadata.tables["results"]
 _cases = SQLModel.metadata.tables["cases"]
+_turns = SQLModel.metadata.tables["turns"]
+_QUEUED = _jobs.c.state == literal_column("'queued'")  # spelt out: only then do partial indexes apply
 _joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lease:
-    """A worker's claim on one job, and all it needs to run it."""
-
-    job_id: str
-    batch_id: str
-    spec: JobSpec
-    attempt: int
-    created_at: float
-    started_at: float
-    """By the database's clock."""
-    claimed: float = field(default_factory=time.monotonic)
-    """By this process's own clock: what passes from here on is added to `started_at`."""
-
-    @property
-    def now(self) -> float:
-        """The database's clock, without asking it again."""
-        return self.started_at + time.monotonic() - self.claimed
 
 
 class Store:
@@ -54,12 +48,21 @@ class Store:
     def __init__(self, database: Database) -> None:
         self.database = database
 
+    def ping(self) -> None:
+        """Raises when the database does not answer."""
+        with self.database.read() as db:
+            db.execute(select(literal(1)))
+
     # -- submission --------------------------------------------------------------------------------
 
     def add_batch(self, batch_id: str, specs: Sequence[JobSpec], name: str | None, key: str | None) -> str:
-        """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has."""
+        """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has.
+
+        The n-th job of a batch gets the n-th turn from now on, whoever else waits: so batches share the slots evenly,
+        and a small one behind a large one is done soon. A priority is a head start of some turns.
+        """
         with self.database.write() as db:
-            now = db.scalars(select(clock())).one()
+            now, turn = db.execute(select(clock(), _turns.c.value)).one()
             batch = {
                 "id": batch_id, "name": name, "idempotency_key": key, "total": len(specs), "created_at": now,
             }  # fmt: skip
@@ -68,7 +71,9 @@ class Store:
                 return str(db.scalar(select(_batches.c.id).where(_batches.c.idempotency_key == key)))
             for start in range(0, len(specs), IDS_AT_ONCE):
                 part = specs[start : start + IDS_AT_ONCE]
-                db.execute(insert(_jobs), [rows.job_row(batch_id, start + i, spec, now) for i, spec in enumerate(part)])
+                db.execute(
+                    insert(_jobs), [rows.job_row(batch_id, start + i, spec, now, turn) for i, spec in enumerate(part)]
+                )
         return batch_id
 
     def mark_published(self, job_ids: Sequence[str]) -> None:
@@ -79,21 +84,37 @@ class Store:
 
     # -- leases ------------------------------------------------------------------------------------
 
-    def lease(self, job_ids: Sequence[str], worker: str, seconds: float) -> list[Lease]:
-        """Claim those of these jobs that wait, or whose worker has fallen silent; each claim is one more attempt."""
+    def lease(self, count: int, worker: str, seconds: float) -> list[Lease]:
+        """Claim so many of the waiting jobs, in the order of their turns; each claim is one more attempt."""
+        first = [
+            select(
+                select(_jobs.c.id, _jobs.c.rank)
+                .where(_QUEUED, _jobs.c.priority == priority.value, _jobs.c.cancelled_at.is_(None))
+                .order_by(_jobs.c.rank)
+                .limit(count)
+                .with_for_update(skip_locked=True)  # PostgreSQL: what another worker is just claiming
+                .subquery()
+            )
+            for priority in Priority
+        ]
+        next_ones = union_all(*first).subquery()
         claim = (
             update(_jobs)
-            .where(_jobs.c.id.in_(job_ids), _claimable())
+            .where(_jobs.c.id.in_(select(next_ones.c.id).order_by(next_ones.c.rank).limit(count)))
             .values(
                 state=State.RUNNING, attempt=_jobs.c.attempt + 1, worker=worker,
                 lease_until=clock() + seconds, started_at=clock(),
             )
             .returning(
-                _jobs.c.id, _jobs.c.batch_id, _jobs.c.spec, _jobs.c.attempt, _jobs.c.created_at, _jobs.c.started_at
+                _jobs.c.id, _jobs.c.batch_id, _jobs.c.spec, _jobs.c.attempt, _jobs.c.created_at, _jobs.c.started_at,
+                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures,
             )
         )  # fmt: skip
         with self.database.write() as db:
             claimed = db.execute(claim).all()
+            if claimed:
+                reached = max(row.rank - rows.HEAD_START[Priority(row.priority)] for row in claimed)
+                db.execute(update(_turns).where(_turns.c.value < reached).values(value=reached))
         return [
             Lease(
                 job_id=row.id,
@@ -102,8 +123,9 @@ class Store:
                 attempt=row.attempt,
                 created_at=row.created_at,
                 started_at=row.started_at,
+                failures=tuple((row.failures or "").splitlines()),
             )
-            for row in sorted(claimed, key=lambda row: row.id)
+            for row in sorted(claimed, key=lambda row: (row.rank, row.id))
         ]
 
     def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> tuple[set[str], set[str]]:
@@ -115,36 +137,37 @@ class Store:
                 prolong = update(_jobs).where(_jobs.c.id.in_(part), mine).values(lease_until=clock() + seconds)
                 renewed = db.execute(prolong.returning(_jobs.c.id, _jobs.c.attempt)).all()
                 kept |= {row.id for row in renewed if row.attempt == held[row.id]}
-            batch_ids = {rows.batch_of(job_id) for job_id in kept}
-            stopped = select(_batches.c.id).where(_batches.c.id.in_(batch_ids), _batches.c.cancelled_at.is_not(None))
-            batches = set(db.scalars(stopped))
+            stopped = select(_jobs.c.id).where(_jobs.c.id.in_(kept), _jobs.c.cancelled_at.is_not(None))
+            cancelled = set(db.scalars(stopped))
             rest = select(_jobs.c.id, _jobs.c.state, _jobs.c.attempt).where(_jobs.c.id.in_(held.keys() - kept))
             # One that has just been finished, by this very attempt, is not lost.
             lost = {row.id for row in db.execute(rest) if not (State(row.state).final and row.attempt == held[row.id])}
-        return lost, {job_id for job_id in kept if rows.batch_of(job_id) in batches}
+        return lost, cancelled
 
-    def release(self, leases: Iterable[Lease], *, tried: bool) -> None:
-        """Put jobs back; one that was never tried gets its attempt back too."""
-        refund = 0 if tried else 1
+    def release(self, lease: Lease, failure: str | None = None) -> None:
+        """Put a job back after our failure; without one it was never tried, and gets its attempt back too."""
+        held = and_(_jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _jobs.c.state == State.RUNNING)
+        failures = "\n".join([*lease.failures, failure.replace("\n", " ")] if failure else lease.failures) or None
         with self.database.write() as db:
-            for lease in leases:
-                held = and_(
-                    _jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _jobs.c.state == State.RUNNING
+            db.execute(
+                update(_jobs)
+                .where(held)
+                .values(
+                    state=State.QUEUED, lease_until=null(), published_at=null(), failures=failures,
+                    attempt=_jobs.c.attempt if failure else _jobs.c.attempt - 1,
                 )
-                db.execute(
-                    update(_jobs)
-                    .where(held)
-                    .values(
-                        state=State.QUEUED, attempt=_jobs.c.attempt - refund, lease_until=null(), published_at=null()
-                    )
-                )
+            )  # fmt: skip
+            _end_cancelled(db, _jobs.c.id == lease.job_id)
 
     def expire(self) -> int:
         """Put back every job whose lease has run out; how many there were."""
-        late = and_(_jobs.c.state == State.RUNNING, _jobs.c.lease_until < clock())
+        late = and_(_jobs.c.state == literal_column("'running'"), _jobs.c.lease_until < clock())
         with self.database.write() as db:
             put_back = update(_jobs).where(late).values(state=State.QUEUED, lease_until=null(), published_at=null())
-            return db.execute(put_back).rowcount
+            expired = db.execute(put_back).rowcount
+            if expired:
+                _end_cancelled(db, true())
+            return expired
 
     def unannounced(self, *, grace: float, stale: float | None, limit: int) -> list[tuple[str, str]]:
         """Waiting jobs, as (id, priority), that Redis was not told of within `grace` seconds of their submission, that
@@ -152,7 +175,7 @@ class Store:
         due = and_(_jobs.c.published_at.is_(None), or_(_jobs.c.attempt > 0, _jobs.c.created_at < clock() - grace))
         if stale is not None:
             due = or_(due, _jobs.c.published_at < clock() - stale)
-        query = select(_jobs.c.id, _jobs.c.priority).where(_jobs.c.state == State.QUEUED, due)
+        query = select(_jobs.c.id, _jobs.c.priority).where(_QUEUED, due)
         with self.database.read() as db:
             return [(row.id, row.priority) for row in db.execute(query.order_by(_jobs.c.id).limit(limit))]
 
@@ -178,26 +201,15 @@ class Store:
                     db.execute(update(_jobs).where(_jobs.c.id.in_(ended)).values(state=state, lease_until=null()))
         return new
 
-    def cancel(self, batch_id: str) -> int:
-        """End every waiting job of a batch and ask for the end of the running ones; how many ended here."""
+    def cancel(self, *, batch_id: str | None = None, job_id: str | None = None) -> int:
+        """End the waiting jobs of a batch, or one job, and ask for the end of the running ones; how many ended here."""
+        chosen = _jobs.c.batch_id == batch_id if job_id is None else _jobs.c.id == job_id
         with self.database.write() as db:
             marked = update(_batches).where(_batches.c.id == batch_id, _batches.c.cancelled_at.is_(None))
             db.execute(marked.values(cancelled_at=clock()))
-            waiting = and_(_jobs.c.batch_id == batch_id, _jobs.c.state == State.QUEUED)
-            blank = ResultRow(
-                job_id="", batch_id="", verdict=Verdict.CANCELLED, detail="cancelled before it ran", finished_at=0
-            )
-            values: dict[str, Any] = {
-                name: literal(value, _results.c[name].type) for name, value in blank.model_dump().items()
-            }
-            values |= {
-                "job_id": _jobs.c.id,
-                "batch_id": _jobs.c.batch_id,
-                "attempt": _jobs.c.attempt,
-                "finished_at": clock(),
-            }
-            db.execute(insert(_results).from_select(list(values), select(*values.values()).where(waiting)))
-            return db.execute(update(_jobs).where(waiting).values(state=State.CANCELLED, lease_until=null())).rowcount
+            open_ones = _jobs.c.state.in_([State.QUEUED, State.RUNNING])
+            db.execute(update(_jobs).where(chosen, open_ones).values(cancelled_at=clock()))
+            return _end_cancelled(db, chosen)
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -269,9 +281,16 @@ class Store:
             return list(db.execute(joined))
 
 
-def _claimable() -> Any:
-    expired = and_(_jobs.c.state == State.RUNNING, _jobs.c.lease_until < clock())
-    return or_(_jobs.c.state == State.QUEUED, expired)
+def _end_cancelled(db: Connection, which: Any) -> int:
+    """Give the waiting jobs whose end was asked for their result; how many there were."""
+    waiting = and_(which, _QUEUED, _jobs.c.cancelled_at.is_not(None))
+    blank = ResultRow(
+        job_id="", batch_id="", verdict=Verdict.CANCELLED, detail="cancelled before it ran", finished_at=0
+    ).model_dump()
+    values: dict[str, Any] = {name: literal(value, _results.c[name].type) for name, value in blank.items()}
+    values |= {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
+    db.execute(insert(_results).from_select(list(values), select(*values.values()).where(waiting)))
+    return db.execute(update(_jobs).where(waiting).values(state=State.CANCELLED, lease_until=null())).rowcount
 
 
 def _upsert(db: Connection, table: Any) -> Any:

@@ -5,7 +5,7 @@ from sqlmodel import Field, SQLModel
 
 from schemas.verdict import State, Verdict
 
-_OPEN = text("state IN ('queued', 'running')")
+_QUEUED, _RUNNING = text("state = 'queued'"), text("state = 'running'")
 
 
 class BatchRow(SQLModel, table=True):
@@ -27,8 +27,9 @@ class JobRow(SQLModel, table=True):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_batch", "batch_id", "seq", unique=True),
-        # The reconciler's questions stay cheap whatever the number of finished jobs.
-        Index("ix_jobs_open", "state", "lease_until", sqlite_where=_OPEN, postgresql_where=_OPEN),
+        # Who is next, and who has fallen silent: both stay cheap whatever the number of finished jobs.
+        Index("ix_jobs_queue", "priority", "rank", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
     )
 
     id: str = Field(primary_key=True)
@@ -42,6 +43,8 @@ class JobRow(SQLModel, table=True):
     sample_id: str | None = None
     labels: str | None = Field(default=None, sa_column=Column(Text))
     priority: str
+    rank: float
+    """Its turn: the lower goes first. See `Store.add_batch`."""
     state: str = State.QUEUED
     attempt: int = 0
     """How many times a worker has claimed it."""
@@ -52,6 +55,19 @@ class JobRow(SQLModel, table=True):
     created_at: float
     started_at: float | None = None
     """Start of the latest attempt."""
+    cancelled_at: float | None = None
+    """When its caller asked for its end."""
+    failures: str | None = Field(default=None, sa_column=Column(Text))
+    """What went wrong with us in each failed attempt, a line each."""
+
+
+class TurnRow(SQLModel, table=True):
+    """One row: how far the turns have come. New batches start there, so that none waits behind all of an older one."""
+
+    __tablename__ = "turns"
+
+    id: int = Field(primary_key=True)
+    value: float
 
 
 class Ran(SQLModel):

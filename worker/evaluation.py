@@ -3,12 +3,12 @@
 import time
 from collections.abc import Sequence
 
-from schemas.errors import SandboxLost
+from schemas.errors import NoSandbox, SandboxKilled, SandboxLost
 from schemas.job import Case, JobSpec
+from schemas.lease import Lease
 from schemas.result import CaseResult, Metrics, Result
 from schemas.rows import moment
 from schemas.settings import Settings
-from schemas.store import Lease
 from schemas.verdict import Verdict
 from worker.pool import Pool
 from worker.sandbox.base import Sandbox, Shape
@@ -19,6 +19,8 @@ ORDINARY = 4 << 20
 """Bytes of a job, its outputs included, that any sandbox has room for."""
 TRIES = 2
 """Sandboxes tried within one attempt: one that breaks at once says little about the next."""
+DEATHS = 2
+"""Fresh sandboxes that must die under a program, of themselves, until it is the program's own doing."""
 
 
 async def evaluate(lease: Lease, pool: Pool, settings: Settings) -> Result:
@@ -41,17 +43,26 @@ async def _run(
 ) -> tuple[Sandbox, float, CaseResult]:
     """One case in a sandbox that nothing else is in, and when it got there."""
     program = TOOLS[spec.tool].program(spec, case)
-    for left in reversed(range(TRIES)):
+    losses = deaths = 0
+    while True:
+        fresh = spec.isolation == "fresh" or losses > 0
         try:
-            async with pool.lend(shape_of(spec, settings), fresh=spec.isolation == "fresh") as sandbox:
+            async with pool.lend(shape_of(spec, settings), fresh=fresh) as sandbox:
                 started = time.monotonic()
                 outcome = await sandbox.run(program)
                 sandbox.suspect = outcome.abnormal
             return sandbox, started, case_result(index, outcome, spec, case)
+        except NoSandbox:
+            raise
+        except SandboxKilled:
+            losses, deaths = losses + 1, deaths + fresh
+            if deaths == DEATHS:
+                detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
+                return sandbox, started, CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
         except SandboxLost:
-            if not left:
+            losses += 1
+            if losses == TRIES:
                 raise
-    raise AssertionError("unreachable")
 
 
 def shape_of(spec: JobSpec, settings: Settings) -> Shape:

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
-from schemas.store import Lease, Store
+from schemas.lease import Lease
+from schemas.store import Store
 from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.lease")
 
-LOST, CANCELLED = "lease lost", "batch cancelled"
+LOST, CANCELLED, PUT_BACK = "lease lost", "cancelled by its caller", "put back"
 """Why a running job is stopped; the message of its cancellation."""
 
 
@@ -23,9 +23,9 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def claim(self, job_ids: Sequence[str]) -> list[Lease]:
-        """Those of the jobs that are ours now; the others are finished, or another worker is at them."""
-        return await self._ledger.call(Store.lease, job_ids, self._worker, self._seconds)
+    async def claim(self, count: int) -> list[Lease]:
+        """The next so many jobs whose turn it is, or as many as there are."""
+        return await self._ledger.call(Store.lease, count, self._worker, self._seconds)
 
     def hold(self, lease: Lease, task: "asyncio.Task[None]") -> None:
         """Renew this lease until `drop`."""
@@ -34,6 +34,11 @@ class Leases:
     def drop(self, lease: Lease) -> None:
         """The job is over, one way or another."""
         self._held.pop(lease.job_id, None)
+
+    def stop(self, reason: str) -> None:
+        """Stop every job we hold."""
+        for _, task in list(self._held.values()):
+            task.cancel(reason)
 
     async def keep(self) -> None:
         """Renew for ever, and stop the jobs that are not ours to run any more."""

@@ -5,7 +5,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import exc
 
 from schemas.result import Result
 from schemas.store import Store
@@ -48,9 +48,16 @@ class Recorder:
             try:
                 new = await self._ledger.call(self._record, [result for result, _ in group])
                 break
-            except DBAPIError as error:
+            except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:  # it is away, locked or full
                 log.warning("results could not be committed yet: %s", error, extra={"action": "commit_failed"})
                 await asyncio.sleep(RETRY_SECONDS)
+            except Exception as error:  # one of them cannot be stored: the others must not suffer for it
+                if len(group) > 1:
+                    for each in group:
+                        await self._commit([each])
+                elif not group[0][1].done():
+                    group[0][1].set_exception(error)
+                return
         for result, saved in group:
             if not saved.done():
                 saved.set_result(None)

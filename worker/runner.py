@@ -1,21 +1,25 @@
 """What one worker process owns (the event loop in its own thread, the pool, the leases, the recorder), and what it does
-with a handful of job ids: lease, evaluate, record."""
+with a message: lease, evaluate, record."""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import DBAPIError
+
 from schemas.database import Database
-from schemas.errors import SandboxLost, SetupError
+from schemas.errors import EvalpoolError, NoSandbox, SandboxLost, SetupError
+from schemas.lease import Lease
 from schemas.settings import Settings
-from schemas.store import Lease, Store
+from schemas.store import Store
 from schemas.verdict import Verdict
 from worker import celery
 from worker.bell import Bell
+from worker.breaker import Breaker
 from worker.evaluation import evaluate, finished
-from worker.lease import CANCELLED, Leases
+from worker.lease import CANCELLED, PUT_BACK, Leases
 from worker.ledger import Ledger
 from worker.pool import Pool, PoolClosed
 from worker.reconciler import Reconciler
@@ -28,6 +32,8 @@ from worker.sandbox.exec import ExecSandbox
 log = logging.getLogger("evalpool.runner")
 
 SWEEP_SECONDS = 60.0
+CLAIM_SECONDS = 0.5
+"""How much work is claimed at a time: what is claimed waits for nobody else."""
 
 T = TypeVar("T")
 
@@ -41,6 +47,8 @@ class Runner:
         self._thread = threading.Thread(target=self._loop.run_forever, name="evalpool-loop", daemon=True)
         self._keepers: list[asyncio.Task[None]] = []
         self._without_agent: set[str] = set()
+        self._usual_seconds = 0.01
+        """What a job takes, of late."""
         self._draining = False
         self._closed = False
 
@@ -54,14 +62,17 @@ class Runner:
             self.close()
             raise
 
-    def run(self, job_ids: Sequence[str]) -> None:
-        """Called from Celery's threads: returns when every job is committed, put back, or somebody else's."""
-        self._call(self._work(job_ids))
+    def run(self, count: int) -> None:
+        """Called from Celery's threads: takes so many jobs, and returns when each is committed or put back."""
+        self._call(self._work(count))
 
     def drain(self) -> None:
-        """Finish what runs, take nothing new. Safe in a signal handler."""
-        self._draining = True
-        self._loop.call_soon_threadsafe(self._pool.stop_lending)
+        """Finish what runs within the grace period, take nothing new; put back at once when asked again.
+
+        Safe in a signal handler.
+        """
+        again, self._draining = self._draining, True
+        self._loop.call_soon_threadsafe(self._drain, 0.0 if again else self.settings.grace_seconds)
 
     def snapshot(self) -> dict[str, Any]:
         """How this worker is, for `celery -A worker inspect sandbox_pool`."""
@@ -72,6 +83,8 @@ class Runner:
                 "slots": self.settings.slots,
                 "running": len(self._leases),
                 "draining": self._draining,
+                "docker": self._docker.state,
+                "database": self._database.state,
                 "reconciler": dict(self._reconciler.counts),
                 **self._pool.snapshot(),
             }
@@ -95,6 +108,8 @@ class Runner:
         self._ledger = Ledger(store)
         self._bell = Bell(settings.queue_url)
         self._engine = Engine(settings.docker_timeout)
+        self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping))
+        self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
         self._recorder = Recorder(self._ledger, self._bell)
@@ -122,56 +137,82 @@ class Runner:
         await fallback.start()
         return fallback
 
-    async def _work(self, job_ids: Sequence[str]) -> None:
-        """The way of a chunk."""
-        if self._draining:
-            return
-        leases = await self._leases.claim(job_ids)
-        tasks = [asyncio.create_task(self._one(lease)) for lease in leases]
-        for lease, task in zip(leases, tasks, strict=True):
-            self._leases.hold(lease, task)
-        await asyncio.gather(*tasks)
+    async def _work(self, count: int) -> None:
+        """The way of a message: it says how many jobs were announced, and the ledger says whose turn it is."""
+        while count > 0 and not self._draining:
+            await self._docker.closed()
+            await self._database.closed()
+            try:
+                leases = await self._leases.claim(min(count, self._appetite()))
+            except DBAPIError as error:
+                self._database.trip(str(error.orig))
+                continue
+            if not leases:
+                return
+            count -= len(leases)
+            tasks = [asyncio.create_task(self._one(lease)) for lease in leases]
+            for lease, task in zip(leases, tasks, strict=True):
+                self._leases.hold(lease, task)
+            await asyncio.gather(*tasks)
+
+    def _appetite(self) -> int:
+        """As many jobs as take a moment: long ones are claimed one by one, so that others need not wait behind them."""
+        return max(1, int(self.settings.slots * CLAIM_SECONDS / self._usual_seconds))
 
     async def _one(self, lease: Lease) -> None:
         """The way of a job, once it is ours."""
         try:
             if lease.attempt > self.settings.max_attempts:
-                result = self._ended(lease, Verdict.SANDBOX_ERROR, f"given up after {lease.attempt - 1} attempts")
+                history = "; ".join(lease.failures) or "its workers fell silent"
+                result = self._ended(lease, Verdict.SANDBOX_ERROR, f"{lease.attempt - 1} attempts failed: {history}")
             else:
                 result = await evaluate(lease, self._pool, self.settings)
+                self._usual_seconds += (max(result.metrics.wall_seconds, 0.001) - self._usual_seconds) / 16
             await self._recorder.record(result)
             log.info("%s", result.detail, extra=_ids(lease, "job_finished") | {"verdict": result.verdict.value})
         except PoolClosed:
-            await self._put_back(lease, tried=False)
-        except (SandboxLost, SetupError) as error:
-            log.warning("attempt %d failed: %s", lease.attempt, error, extra=_ids(lease, "attempt_failed"))
-            await self._put_back(lease, tried=True)
-        except Exception:  # a bug of ours: it must cost an attempt, not leave the job hanging until its lease runs out
-            log.exception("attempt %d failed by a bug", lease.attempt, extra=_ids(lease, "bug"))
-            await self._put_back(lease, tried=True)
+            await self._put_back(lease)
+        except NoSandbox as error:
+            self._docker.trip(str(error))
+            await self._put_back(lease)
         except asyncio.CancelledError as stop:
             if CANCELLED in stop.args:
                 await self._recorder.record(self._ended(lease, Verdict.CANCELLED, "cancelled while it ran"))
+            elif PUT_BACK in stop.args:
+                await self._put_back(lease)
             else:
                 log.warning("another worker has taken the job over", extra=_ids(lease, "lease_lost"))
+        except EvalpoolError as error:
+            log.warning("attempt %d failed: %s", lease.attempt, error, extra=_ids(lease, "attempt_failed"))
+            await self._put_back(lease, f"attempt {lease.attempt} on {self.settings.worker_name}: {error}")
+        except Exception as error:  # a bug of ours: it costs an attempt, and must not leave the job hanging
+            log.exception("attempt %d failed by a bug", lease.attempt, extra=_ids(lease, "bug"))
+            await self._put_back(lease, f"attempt {lease.attempt} on {self.settings.worker_name}: {error!r}")
         finally:
             self._leases.drop(lease)
+
+    def _drain(self, grace: float) -> None:
+        self._pool.stop_lending()
+        self._loop.call_later(grace, self._leases.stop, PUT_BACK)
 
     def _ended(self, lease: Lease, verdict: Verdict, detail: str) -> Any:
         return finished(lease, verdict, detail, self.settings.worker_name)
 
-    async def _put_back(self, lease: Lease, *, tried: bool) -> None:
+    async def _put_back(self, lease: Lease, failure: str | None = None) -> None:
         """For another try, here or elsewhere. If Redis cannot be told, the reconciler will."""
 
         def put_back(store: Store) -> None:
-            store.release([lease], tried=tried)
+            store.release(lease, failure)
             try:
                 celery.publish([(lease.job_id, lease.spec.priority)], 1)
                 store.mark_published([lease.job_id])
             except celery.UNREACHABLE as error:
                 log.warning("a job put back could not be announced: %s", error, extra=_ids(lease, "announce_failed"))
 
-        await self._ledger.call(put_back)
+        try:
+            await self._ledger.call(put_back)
+        except DBAPIError as error:  # then its lease runs out by itself
+            self._database.trip(str(error.orig))
 
     async def _sweep(self) -> None:
         while True:
@@ -186,6 +227,8 @@ class Runner:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if hasattr(self, "_pool"):
+            self._docker.close()
+            self._database.close()
             await self._pool.close()
             self._engine.close()
             self._reconciler.close()

@@ -1,4 +1,4 @@
-"""The only task: some job ids. What it returns means nothing; what happened is in the ledger."""
+"""The only task. Its ids say what was announced; which jobs are run is for the ledger to say, by their turns."""
 
 import logging
 
@@ -16,4 +16,4 @@ def run(job_ids: object) -> None:
     if not isinstance(job_ids, list) or len(job_ids) > MOST_IDS or not all(isinstance(each, str) for each in job_ids):
         log.error("a message that is not a list of job ids was dropped", extra={"action": "bad_message"})
         return
-    runner().run(job_ids)
+    runner().run(len(job_ids))

@@ -116,6 +116,8 @@ class HostileCase(Step):
     name: str
     fast: bool = False
     """Part of the subset for every day, which is also run on fresh sandboxes and in cold interpreters."""
+    agent_may_die: bool = False
+    """The kernel may choose the agent when memory runs out; the verdict must be right all the same."""
     then: tuple[Step, ...] = ()
 
 

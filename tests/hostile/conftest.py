@@ -19,7 +19,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def hostile_env(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Settings that the worker and the tests share."""
     folder = tmp_path_factory.mktemp("hostile")
+    runtime = os.environ.get("HOSTILE_RUNTIME")  # runs the same table under gVisor, for example
     return {
+        **({"EVALPOOL_RUNTIME": runtime} if runtime else {}),
         "EVALPOOL_REDIS_URL": redis_server.removesuffix("/0") + "/7",
         "EVALPOOL_DATABASE_URL": f"sqlite:///{folder / 'ledger.db'}",
         "EVALPOOL_STATE_DIR": str(folder / "state"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
@@ -65,6 +66,8 @@ class Stack:
         self.worker, self.ledger = worker, ledger
         self.boxes = Boxes(client, worker.pid)
         self.dockerd = pid_of("dockerd")
+        self.own = 1
+        """Processes of a sandbox in which nothing runs: the agent, and what some runtimes need for themselves."""
 
     def warm_up(self) -> None:
         """Everything once, so that what comes later is compared with a worker in full swing."""
@@ -73,6 +76,8 @@ class Stack:
         self._together([JobSpec(code="#" * MAX_TEXT, stdin="x" * MAX_TEXT, limits=CANARY.limits)] * 6)
         alone = [self._together([NEIGHBOUR])[0].metrics.cpu_seconds for _ in range(7)]
         self.neighbour_cpu = median(alone)
+        if os.environ.get("HOSTILE_RUNTIME"):
+            self.own = max(self.boxes.processes(box) for box in self.boxes.alive().values())
         self._settle()
         self.mounts = other_mounts()
         self.resident = {pid: resident(pid) for pid in self._watched()}
@@ -120,7 +125,7 @@ class Stack:
         problems += [problem for step, result in seen.results for problem in _well_formed(step, result)]  # G8
         problems += [problem for result in seen.canaries for problem in _unlike(result, CANARY_SAYS)]  # G3
         problems += self._neighbour(seen)  # G9
-        problems += self._settle()  # G4, G7
+        problems += self._settle(seen.case.agent_may_die)  # G4, G7
         problems += self._host()  # G5
         problems += self._memory()  # G6
         problems += self._log(seen, log_start)  # G10
@@ -147,7 +152,7 @@ class Stack:
             problems.append(f"G9 the neighbour took {result.metrics.cpu_seconds:.2f} s, not {self.neighbour_cpu:.2f}")
         return problems
 
-    def _settle(self) -> list[str]:
+    def _settle(self, agent_may_die: bool = False) -> list[str]:
         """Wait for the pool to be whole and idle: as many containers as it should have, and in each the agent alone."""
         state: list[str] = []
 
@@ -159,13 +164,14 @@ class Stack:
                     processes = self.boxes.processes(box)
                 except OSError:
                     processes = 0
-                if processes != 1:
+                if processes != self.own:
                     state.append(f"G4 {processes} processes in {box.id[:12]}")
             return not state
 
-        _wait(idle, 30)
+        _wait(idle, 15)
         problems = list(state)
-        problems += [f"the agent of {box[:12]} died" for box in self.boxes.died_by_themselves()]
+        if not agent_may_die:
+            problems += [f"the agent of {box[:12]} died" for box in self.boxes.died_by_themselves()]
         left: list[str] = []
 
         def clean() -> bool:

@@ -21,8 +21,9 @@ from schemas import (
     Verdict,
 )
 from schemas.database import Database
+from schemas.lease import Lease
 from schemas.rows import moment
-from schemas.store import Lease, Store
+from schemas.store import Store
 
 JOBS = [JobSpec(code=f"print({i})", task_id=f"t/{i}", sample_id=i) for i in range(4)]
 
@@ -79,51 +80,86 @@ def test_two_callers_with_one_key_at_once_make_one_batch(store: Store) -> None:
 
 def test_a_lease_is_given_once(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    first = store.lease(ids("b", 0, 1), "w1", 60)
+    first = store.lease(2, "w1", 60)
     assert [(lease.job_id, lease.attempt, lease.spec) for lease in first] == [
         ("b-000000", 1, JOBS[0]),
         ("b-000001", 1, JOBS[1]),
     ]
-    assert [lease.job_id for lease in store.lease(ids("b", 0, 1, 2), "w2", 60)] == ["b-000002"]
+    assert [lease.job_id for lease in store.lease(9, "w2", 60)] == ["b-000002", "b-000003"]
+    assert store.lease(9, "w3", 60) == []
 
 
 def test_an_expired_lease_is_given_again_as_another_attempt(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    store.lease(ids("b", 0), "dead", -1)
-    (again,) = store.lease(ids("b", 0), "w", 60)
-    assert again.attempt == 2
+    store.lease(1, "dead", -1)
+    assert store.expire() == 1
+    again = store.lease(1, "w", 60)
+    assert [(lease.job_id, lease.attempt) for lease in again] == [("b-000000", 2)]
 
 
 def test_renewal_tells_what_is_lost_and_what_is_cancelled(store: Store) -> None:
-    store.add_batch("b", JOBS, None, None)
-    store.add_batch("c", JOBS, None, None)
-    store.lease(ids("b", 0, 1) + ids("c", 0), "w", 60)
-    store.lease(ids("b", 2), "w", -1)
-    store.lease(ids("b", 2), "other", 60)
-    store.cancel("c")
-    held = {"b-000000": 1, "b-000001": 9, "b-000002": 1, "c-000000": 1}
-    assert store.renew(held, "w", 60) == ({"b-000001", "b-000002"}, {"c-000000"})
+    store.add_batch("b", JOBS[:3], None, None)
+    store.lease(3, "w", 60)
+    store.add_batch("c", JOBS[:2], None, None)
+    store.lease(2, "w", 60)
+    store.cancel(job_id="c-000000")
+    held = {"b-000000": 1, "b-000001": 9, "b-000002": 1, "c-000000": 1, "c-000001": 1}
+    assert store.renew(held, "other", 60) == (set(held), set())
+    assert store.renew(held, "w", 60) == ({"b-000001"}, {"c-000000"})
 
 
-def test_a_released_job_waits_again_and_keeps_its_attempt_only_if_tried(store: Store) -> None:
+def test_a_job_that_was_finished_meanwhile_is_not_lost(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    untried, tried = store.lease(ids("b", 0, 1), "w", 60)
-    store.release([untried], tried=False)
-    store.release([tried], tried=True)
-    assert [lease.attempt for lease in store.lease(ids("b", 0, 1), "w", 60)] == [1, 2]
+    (lease,) = store.lease(1, "w", 60)
+    store.record([result(lease)])
+    assert store.renew({"b-000000": 1}, "w", 60) == (set(), set())
+
+
+def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    untried, tried = store.lease(2, "w", 60)
+    store.release(untried)
+    store.release(tried, "the container\nis gone")
+    first, second = store.lease(2, "w", 60)
+    assert (first.attempt, first.failures) == (1, ())
+    assert (second.attempt, second.failures) == (2, ("the container is gone",))
+    store.release(second, "again")
+    assert store.lease(1, "w", 60)[0].failures == ("the container is gone", "again")
 
 
 def test_a_stale_release_changes_nothing(store: Store) -> None:
-    store.add_batch("b", JOBS, None, None)
-    (old,) = store.lease(ids("b", 0), "w1", -1)
-    store.lease(ids("b", 0), "w2", 60)
-    store.release([old], tried=True)
+    store.add_batch("b", JOBS[:1], None, None)
+    (old,) = store.lease(1, "w1", -1)
+    store.expire()
+    store.lease(1, "w2", 60)
+    store.release(old, "late")
     assert store.state("b-000000") is State.RUNNING
+
+
+def test_batches_take_turns(store: Store) -> None:
+    store.add_batch("a", [JobSpec(code="x")] * 1000, None, None)
+    store.lease(100, "w", 60)
+    store.add_batch("b", [JobSpec(code="x")] * 10, None, None)
+    next_ones = [lease.batch_id for lease in store.lease(20, "w", 60)]
+    assert next_ones.count("b") == 10
+
+
+def test_a_priority_overtakes_many_but_starves_nobody(store: Store) -> None:
+    store.add_batch("low", [JobSpec(code="x", priority=Priority.LOW)], None, None)
+    store.add_batch("normal", [JobSpec(code="x")] * 5, None, None)
+    store.add_batch("high", [JobSpec(code="x", priority=Priority.HIGH)] * 5, None, None)
+    assert [lease.batch_id for lease in store.lease(11, "w", 60)] == ["high"] * 5 + ["normal"] * 5 + ["low"]
+    store.add_batch("low2", [JobSpec(code="x", priority=Priority.LOW)], None, None)
+    for served in range(3000):
+        store.add_batch(f"h{served}", [JobSpec(code="x", priority=Priority.HIGH)], None, None)
+        if store.lease(1, "w", 60)[0].batch_id == "low2":
+            break
+    assert 100 < served < 2000
 
 
 def test_the_first_result_wins(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    (lease,) = store.lease(ids("b", 0), "w", 60)
+    (lease,) = store.lease(1, "w", 60)
     assert store.record([result(lease)]) == {"b-000000"}
     assert store.record([result(lease, Verdict.RUNTIME_ERROR)]) == set()
     (stored,) = store.results(["b-000000"])
@@ -133,13 +169,13 @@ def test_the_first_result_wins(store: Store) -> None:
         "finished": 1,
         "total": 4,
     }
-    assert store.lease(ids("b", 0), "w", 60) == []
+    assert "b-000000" not in [again.job_id for again in store.lease(9, "w", 60)]
 
 
 def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
     spec = JobSpec(code="x", task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=[Case("", "")])
     store.add_batch("b", [spec], None, None)
-    (lease,) = store.lease(ids("b", 0), "w", 60)
+    (lease,) = store.lease(1, "w", 60)
     metrics = Metrics(wall_seconds=1.5, cpu_seconds=0.5, peak_memory_bytes=5 << 30, oom_killed=True, processes_peak=3)
     case = CaseResult(index=0, verdict=Verdict.WRONG_ANSWER, stdout="ü", detail="d", metrics=metrics)
     given = result(
@@ -155,14 +191,22 @@ def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
 
 def test_cancel_ends_the_waiting_jobs_and_no_late_result_replaces_that(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    (running,) = store.lease(ids("b", 0), "w", 60)
-    assert store.cancel("b") == 3
+    (running,) = store.lease(1, "w", 60)
+    assert store.cancel(batch_id="b") == 3
     progress = store.progress("b")
     assert (progress.cancelled, progress.running, progress.verdicts) == (3, 1, {Verdict.CANCELLED: 3})
-    assert store.lease(ids("b", 1), "w", 60) == []
+    assert store.lease(9, "w", 60) == []
     store.record([result(running)])
     assert store.progress("b").complete
-    assert store.cancel("b") == 0
+    assert store.cancel(batch_id="b") == 0
+
+
+def test_a_cancelled_job_that_is_put_back_never_runs(store: Store) -> None:
+    store.add_batch("b", JOBS[:1], None, None)
+    store.lease(1, "dead", -1)
+    assert store.cancel(job_id="b-000000") == 0
+    assert store.expire() == 1
+    assert store.progress("b").verdicts == {Verdict.CANCELLED: 1}
 
 
 def test_what_redis_was_not_told_is_found(store: Store) -> None:
@@ -172,8 +216,7 @@ def test_what_redis_was_not_told_is_found(store: Store) -> None:
     store.mark_published(ids("b", 0, 1, 2, 3))
     assert store.unannounced(grace=-1, stale=None, limit=10) == [("b-000004", "high")]
     assert len(store.unannounced(grace=60, stale=-1, limit=10)) == 4
-    store.lease(ids("b", 0), "dead", -1)
-    assert store.expire() == 1
+    store.release(store.lease(2, "w", 60)[1], "failed")
     assert store.unannounced(grace=60, stale=None, limit=10) == [("b-000000", "normal")]
 
 

@@ -42,7 +42,7 @@ def test_rows_that_were_committed_but_never_published_are_found(
 
 def test_a_silent_workers_jobs_are_announced_again(looking: Reconciler, store: Store, redis_url: str) -> None:
     store.mark_published(IDS)
-    store.lease(IDS[:2], "dead", -1)
+    store.lease(2, "dead", -1)
     assert looking.look(store) == 2
     assert queued(redis_url) == 2
 

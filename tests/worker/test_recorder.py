@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DataError, OperationalError
 
 from schemas import JobSpec, Result, Verdict
 from schemas.store import Store
@@ -39,7 +39,7 @@ async def test_results_are_committed_in_groups_however_often_the_database_stumbl
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     store.add_batch("b", [JobSpec(code="x")] * 50, None, None)
-    leases = store.lease([f"b-{i:06d}" for i in range(50)], "w", 60)
+    leases = store.lease(50, "w", 60)
     stumbling = Stumbling(store, failures)
     bell, ledger = Bell(redis_url), Ledger(stumbling)
     recorder = Recorder(ledger, bell)
@@ -60,13 +60,37 @@ async def test_results_are_committed_in_groups_however_often_the_database_stumbl
 
 async def test_a_second_result_is_dropped_and_its_bearer_goes_on(store: Store, redis_url: str) -> None:
     store.add_batch("b", [JobSpec(code="x")], None, None)
-    (lease,) = store.lease(["b-000000"], "w", 60)
+    (lease,) = store.lease(1, "w", 60)
     bell = Bell(redis_url)
     recorder = Recorder(Ledger(store), bell)
     keeper = asyncio.create_task(recorder.keep())
     await recorder.record(finished(lease, Verdict.PASSED, "", "w"))
     await recorder.record(finished(lease, Verdict.WRONG_ANSWER, "", "w"))
     assert [result.verdict for result in store.results(["b-000000"])] == [Verdict.PASSED]
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    bell.close()
+
+
+class Picky(Store):
+    """Cannot store one of the results."""
+
+    def record(self, results: Sequence[Result]) -> set[str]:
+        if any(result.job_id == "b-000003" for result in results):
+            raise DataError("INSERT", {}, Exception("not a value of mine"))
+        return super().record(results)
+
+
+async def test_a_result_that_cannot_be_stored_harms_no_other(store: Store, redis_url: str) -> None:
+    store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
+    leases = store.lease(6, "w", 60)
+    bell = Bell(redis_url)
+    recorder = Recorder(Ledger(Picky(store.database)), bell)
+    keeper = asyncio.create_task(recorder.keep())
+    records = (recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases)
+    ended = await asyncio.gather(*records, return_exceptions=True)
+    assert [type(end) for end in ended].count(DataError) == 1
+    assert store.progress("b").finished == 5
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     bell.close()

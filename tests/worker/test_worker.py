@@ -168,3 +168,43 @@ def test_a_worker_without_its_image_refuses_to_start(
     refused = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=PATIENCE, text=True)
     assert refused.returncode == 1
     assert "images build" in refused.stderr
+
+
+def test_one_job_can_be_cancelled_waiting_or_running(start_worker: Start) -> None:
+    start_worker(EVALPOOL_SLOTS="1")
+    running = submit_job(code="import time; time.sleep(1000)", limits=Limits(wall_seconds=900))
+    eventually(lambda: running.state() == "running")
+    waiting = submit_job(code="print(1)")
+    waiting.cancel()
+    assert waiting.result(timeout=PATIENCE).verdict is Verdict.CANCELLED
+    running.cancel()
+    assert running.result(timeout=PATIENCE).verdict is Verdict.CANCELLED
+
+
+def test_a_second_signal_puts_the_running_jobs_back_at_once(start_worker: Start, store: Store) -> None:
+    worker = start_worker()
+    job = submit_job(code="import time; time.sleep(600)", limits=Limits(wall_seconds=900))
+    eventually(lambda: job.state() == "running")
+    worker.process.send_signal(signal.SIGTERM)
+    eventually(lambda: b"Warm shutdown" in worker.log.read_bytes())
+    worker.process.send_signal(signal.SIGTERM)
+    worker.process.wait(PATIENCE)
+    assert job.state() == "queued"
+    (lease,) = store.lease(1, "w", 60)
+    assert lease.attempt == 1
+
+
+def test_a_worker_that_may_not_wait_puts_its_jobs_back_after_its_grace(start_worker: Start) -> None:
+    worker = start_worker(EVALPOOL_GRACE_SECONDS="1")
+    job = submit_job(code="import time; time.sleep(600)", limits=Limits(wall_seconds=900))
+    eventually(lambda: job.state() == "running")
+    assert worker.stop() == 0
+    assert job.state() == "queued"
+
+
+def test_our_failures_are_told_when_a_job_is_given_up(start_worker: Start) -> None:
+    start_worker()
+    result = submit_job(code="print(1)", image="evalpool/none:0").result(timeout=PATIENCE)
+    assert (result.verdict, result.attempt) == (Verdict.SANDBOX_ERROR, 4)
+    assert result.detail.count("attempt") >= 3
+    assert "evalpool/none" in result.detail

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from schemas.errors import EvalpoolError
+from schemas.errors import EvalpoolError, NoSandbox, SandboxLost
 from worker.sandbox.base import Sandbox, Shape
 
 log = logging.getLogger("evalpool.pool")
@@ -136,7 +136,10 @@ class Pool:
     async def _start(self, shape: Shape) -> Sandbox:
         self._starting += 1
         try:
-            sandbox = await self._make(shape)
+            try:
+                sandbox = await self._make(shape)
+            except SandboxLost as error:
+                raise NoSandbox(str(error)) from error
             self._alive.add(sandbox)
         finally:
             self._starting -= 1

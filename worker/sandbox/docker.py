@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from schemas.errors import SandboxLost, SetupError
+from schemas.errors import SandboxKilled, SandboxLost, SetupError
 from schemas.settings import Settings
 from worker.sandbox import agent, cgroup
 from worker.sandbox.agent.wire import pack
@@ -110,11 +110,8 @@ class DockerSandbox(Sandbox):
                 raise SandboxLost("the agent is stuck where there is no memory left")
             meta, body = await self._stream.arrived(reply, GRACE_SECONDS)
             outcome = self._outcome(meta, body, limits.output_bytes, token)
-        except SandboxLost:
-            if not (before is not None and self._out_of_memory(before)) and not await self._died_of_memory():
-                raise
-            self._stream.close()
-            outcome = Outcome.killed_for_memory(time.monotonic() - started)
+        except SandboxLost as lost:
+            outcome = await self._autopsy(lost, before, time.monotonic() - started)
         return outcome if before is None else self._corrected(outcome, before)
 
     async def reset(self) -> bool:
@@ -163,12 +160,17 @@ class DockerSandbox(Sandbox):
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent's reply is not possible ({error})") from None
 
-    async def _died_of_memory(self) -> bool:
-        """Whether the engine saw the container run out of memory: then its death is the program's own doing."""
-        try:
-            return await self._engine.call(self._engine.ran_out_of_memory, self.id, self._born)
-        except SandboxLost:
-            return False
+    async def _autopsy(self, lost: SandboxLost, before: cgroup.Reading | None, wall_seconds: float) -> Outcome:
+        """Why it died under a program. Of memory is the program's doing, and an outcome; else the loss is raised."""
+        notes = {"oom"}
+        if before is None or not self._out_of_memory(before):
+            notes = await self._engine.call(self._engine.ends, self.id, self._born)
+        self._stream.close()
+        if "oom" in notes:
+            return Outcome.killed_for_memory(wall_seconds)
+        if notes == {"die"}:  # and nobody killed it from outside
+            raise SandboxKilled("the sandbox ended by itself while the program ran") from lost
+        raise lost
 
     def _out_of_memory(self, before: cgroup.Reading) -> bool:
         """Whether the kernel has ended something of the sandbox for memory since."""

@@ -89,10 +89,17 @@ class Engine:
         stream.setblocking(False)
         return container, found["State"]["Pid"], found["Image"], stream
 
-    def ran_out_of_memory(self, container: str, since: int) -> bool:
-        """Whether the engine noted it of a container, which may be gone by now."""
-        filters = {"container": container, "event": "oom"}
-        return any(True for _ in self.api.events(since=since, until=int(time.time()) + 1, filters=filters, decode=True))
+    def ends(self, container: str, since: int) -> set[str]:
+        """What the engine noted of a container, which may be gone by now: `oom`, `kill` (from outside), `die`."""
+        filters = {"container": container, "event": ["oom", "kill", "die"]}
+        until = int(time.time()) + 1
+        return {
+            str(event["Action"]) for event in self.api.events(since=since, until=until, filters=filters, decode=True)
+        }
+
+    def ping(self) -> None:
+        """Raises when the engine does not answer."""
+        self.api.ping()
 
     def begin(self, container: str, argv: list[str], environment: list[str], uid: str) -> tuple[str, socket.socket]:
         """Start a process in a running container: its id and its stream. Only for images without an agent."""

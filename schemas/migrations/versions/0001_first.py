@@ -8,7 +8,7 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-OPEN = sa.text("state IN ('queued', 'running')")
+QUEUED, RUNNING = sa.text("state = 'queued'"), sa.text("state = 'running'")
 
 
 def ran() -> list[sa.Column[object]]:
@@ -54,6 +54,7 @@ def upgrade() -> None:
         sa.Column("sample_id", sa.String()),
         sa.Column("labels", sa.Text()),
         sa.Column("priority", sa.String(), nullable=False),
+        sa.Column("rank", sa.Float(), nullable=False),
         sa.Column("state", sa.String(), nullable=False),
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("worker", sa.String()),
@@ -61,9 +62,16 @@ def upgrade() -> None:
         sa.Column("published_at", sa.Float()),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.Column("started_at", sa.Float()),
+        sa.Column("cancelled_at", sa.Float()),
+        sa.Column("failures", sa.Text()),
     )
     op.create_index("ix_jobs_batch", "jobs", ["batch_id", "seq"], unique=True)
-    op.create_index("ix_jobs_open", "jobs", ["state", "lease_until"], sqlite_where=OPEN, postgresql_where=OPEN)
+    op.create_index("ix_jobs_queue", "jobs", ["priority", "rank"], sqlite_where=QUEUED, postgresql_where=QUEUED)
+    op.create_index("ix_jobs_running", "jobs", ["lease_until"], sqlite_where=RUNNING, postgresql_where=RUNNING)
+    turns = op.create_table(
+        "turns", sa.Column("id", sa.Integer(), primary_key=True), sa.Column("value", sa.Float(), nullable=False)
+    )
+    op.bulk_insert(turns, [{"id": 1, "value": 0.0}])
     op.create_table(
         "results",
         sa.Column("job_id", sa.String(), sa.ForeignKey("jobs.id"), primary_key=True),

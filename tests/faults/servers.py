@@ -1,0 +1,247 @@
+"""Servers of our own, to be killed, stopped and started again: Redis, PostgreSQL, a second Docker engine."""
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import docker
+import psycopg
+import redis
+from docker.errors import DockerException
+from psycopg import sql
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+PATIENCE = 60.0
+
+
+class Missing(Exception):  # noqa: N818 - a fact about this machine
+    """Something that a test needs is not installed here."""
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+    """Until it holds; what raises an error of a server that is not up yet does not hold."""
+    end = time.monotonic() + seconds
+    while True:
+        with suppress(redis.RedisError, psycopg.Error, DockerException, OSError):
+            if condition():
+                return
+        if time.monotonic() > end:
+            raise AssertionError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.05)
+
+
+class RedisServer:
+    """A Redis that writes an append-only file, on a port that stays the same over restarts."""
+
+    def __init__(self, place: Path, host: str = "127.0.0.1") -> None:
+        self._binary = shutil.which("redis-server") or shutil.which("valkey-server")
+        if self._binary is None:
+            raise Missing("no redis-server or valkey-server here")
+        self._place = place
+        self.host, self.port = host, free_port(host)
+        self.url = f"redis://{host}:{self.port}/0"
+        self.client = redis.Redis.from_url(self.url, socket_timeout=10, retry=Retry(NoBackoff(), 1))
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, empty: bool = False) -> "RedisServer":
+        """Start it, with what it had written down or, as after the loss of its disk, without."""
+        assert self._binary is not None
+        if empty:
+            shutil.rmtree(self._place, ignore_errors=True)
+        self._place.mkdir(parents=True, exist_ok=True)
+        command = [
+            self._binary, "--port", str(self.port), "--bind", self.host, "--protected-mode", "no", "--save", "",
+            "--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(self._place),
+        ]  # fmt: skip
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        wait_for("redis", self.client.ping)
+        return self
+
+    def kill(self) -> None:
+        """As a power cut would."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+        self.client.connection_pool.disconnect()
+
+    def waiting(self) -> int:
+        """Messages in the three queues."""
+        return sum(int(self.client.llen(f"evalpool.{each}")) for each in ("high", "normal", "low"))  # type: ignore[arg-type]
+
+    def unacked(self) -> int:
+        """Messages in the hands of workers, dead or alive."""
+        return int(self.client.hlen("unacked"))  # type: ignore[arg-type]
+
+
+class PostgresServer:
+    """A PostgreSQL from the distribution's packages, that trusts everybody and saves nothing to disk in earnest."""
+
+    def __init__(self, listen: str = "127.0.0.1") -> None:
+        versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: path.parts[4].zfill(4))
+        if not versions:
+            raise Missing("no PostgreSQL server here: apt-get install postgresql")
+        self._bin = versions[-1].parent
+        self._user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+        self.place = Path(tempfile.mkdtemp(prefix="evalpool-pg-"))
+        shutil.chown(self.place, self._user)
+        self._data = self.place / "data"
+        self._listen, self.port = listen, free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+        self._run("initdb", "-D", str(self._data), "-U", "evalpool", "-A", "trust", "-E", "UTF8", "--no-sync")
+
+    def start(self) -> "PostgresServer":
+        """Start it with what it has."""
+        options = {
+            "listen_addresses": self._listen, "port": self.port, "unix_socket_directories": self.place,
+            "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": 60,
+            "log_min_messages": "fatal", "wal_level": "minimal", "max_wal_senders": 0, "shared_buffers": "32MB",
+        }  # fmt: skip
+        settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        with (self.place / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(self._bin / "postgres"), "-D", str(self._data), *settings],
+                stdout=log, stderr=log, cwd=self.place, start_new_session=True, **self._as_user(),
+            )  # fmt: skip
+        wait_for("postgres", lambda: self.execute("SELECT 1"))
+        return self
+
+    def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """SIGQUIT: at once, as in a crash, to be recovered at the next start; SIGINT: ending every session."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(PATIENCE)
+            self.process = None
+
+    def close(self) -> None:
+        """Stop it and remove all it has."""
+        self.stop()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def execute(self, command: str) -> list[tuple[object, ...]]:
+        """A statement of the administrator's, and what it gives."""
+        with psycopg.connect(self.url("postgres"), autocommit=True, connect_timeout=5) as connection:
+            cursor = connection.execute(sql.SQL(command))  # type: ignore[arg-type]
+            return cursor.fetchall() if cursor.description else []
+
+    def url(self, database: str, host: str = "127.0.0.1") -> str:
+        """Of one of its databases."""
+        return f"postgresql://evalpool@{host}:{self.port}/{database}"
+
+    def trust(self, network: str) -> None:
+        """Let hosts of a network in; before the start."""
+        with (self._data / "pg_hba.conf").open("a") as rules:
+            rules.write(f"\nhost all all {network} trust\n")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [str(self._bin / program), *arguments]
+        done = subprocess.run(command, cwd=self.place, capture_output=True, text=True, **self._as_user())
+        assert done.returncode == 0, done.stderr
+
+    def _as_user(self) -> dict[str, object]:
+        if os.getuid():
+            return {}
+        account = pwd.getpwnam(self._user)
+        return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+class Dockerd:
+    """A second Docker engine with its own everything, and the sandbox image in it. Its data lie in a small tmpfs."""
+
+    DATA_MIB = 400
+
+    def __init__(self, image: str) -> None:
+        binary = shutil.which("dockerd")
+        if binary is None or os.getuid():
+            raise Missing("no second Docker engine can be started here: that needs dockerd and root")
+        self._binary = binary
+        self.place = Path(tempfile.mkdtemp(prefix="evf-"))  # short: there are socket files below
+        self.data = self.place / "data"
+        self.data.mkdir()
+        self.log = self.place / "log"
+        self.socket = self.place / "docker.sock"
+        self.host = f"unix://{self.socket}"
+        self.process: subprocess.Popen[bytes] | None = None
+        (self.place / "daemon.json").write_text("{}")
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={self.DATA_MIB}m", "tmpfs", str(self.data)]
+        if subprocess.run(mount, capture_output=True).returncode:
+            shutil.rmtree(self.place)
+            raise Missing("no tmpfs can be mounted here")
+        try:
+            self.start()
+            saved = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
+            subprocess.run(["docker", "-H", self.host, "load"], stdin=saved.stdout, check=True, capture_output=True)
+            assert saved.wait() == 0
+            self.docker("tag", image, "evalpool/kept:1")  # so that the image can lose its name and get it back
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, *options: str) -> "Dockerd":
+        """Start the engine over what it has."""
+        command = [
+            self._binary, "--config-file", str(self.place / "daemon.json"), "--data-root", str(self.data),
+            "--exec-root", str(self.place / "x"), "--pidfile", str(self.place / "pid"), "-H", self.host,
+            "--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false", *options,
+        ]  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        with docker.DockerClient(self.host, timeout=20) as client:
+            wait_for("a second dockerd", client.ping)
+        return self
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the engine. After SIGKILL its containerd lives on, as on a real host, and is found by the next start."""
+        if self.process is not None:
+            self.process.send_signal(how)
+            self.process.wait(PATIENCE)
+            self.process = None
+            (self.place / "pid").unlink(missing_ok=True)
+
+    def docker(self, *arguments: str) -> str:
+        """What the command line tool says of it."""
+        done = subprocess.run(["docker", "-H", self.host, *arguments], check=True, capture_output=True, text=True)
+        return done.stdout
+
+    def close(self) -> None:
+        """End it, its containers and its containerd; unmount and remove all it has."""
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            with suppress(subprocess.SubprocessError):
+                boxes = self.docker("ps", "-aq").split()
+                if boxes:
+                    self.docker("rm", "-f", *boxes)
+        self.stop()
+        for pid in self._leftovers():
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for mount in sorted((each for each in mounts if each.startswith(f"{self.place}/")), reverse=True):
+            subprocess.run(["umount", "-l", mount], capture_output=True)
+        shutil.rmtree(self.place, ignore_errors=True)
+
+    def _leftovers(self) -> list[int]:
+        """Processes of ours by their command line: containerd and its shims name the place."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = entry.read_bytes().split(b"\0")
+                if b"containerd" in words[0] and any(bytes(self.place) in word for word in words):
+                    found.append(int(entry.parent.name))
+        return found

@@ -1,0 +1,59 @@
+"""The circuit breaker: with Docker or the database gone, a worker takes no jobs, says so, and resumes by itself."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+log = logging.getLogger("evalpool.breaker")
+
+LOOK_SECONDS = 1.0
+
+
+class Breaker:
+    """Open while something we need is away. Jobs in hand go back; nothing is taken until a probe succeeds."""
+
+    def __init__(self, what: str, probe: Callable[[], Awaitable[object]]) -> None:
+        self.what, self._probe = what, probe
+        self._closed = asyncio.Event()
+        self._closed.set()
+        self._looking: asyncio.Task[None] | None = None
+        self._reason = ""
+        self._since = 0.0
+
+    @property
+    def state(self) -> str:
+        """For people: `ok`, or for how long it has been away and why."""
+        return "ok" if self._closed.is_set() else f"away for {time.monotonic() - self._since:.0f} s: {self._reason}"
+
+    async def closed(self) -> None:
+        """Wait until it is there."""
+        await self._closed.wait()
+
+    def trip(self, reason: str) -> None:
+        """It is away: say so once, and look until it is back."""
+        if not self._closed.is_set():
+            return
+        self._closed.clear()
+        self._reason, self._since = reason, time.monotonic()
+        log.error("%s is away, no jobs are taken: %s", self.what, reason, extra={"action": "breaker_open"})
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            try:
+                await self._probe()
+            except Exception as error:
+                self._reason = str(error)
+                continue
+            log.warning(
+                "%s is back after %.0f s", self.what, time.monotonic() - self._since, extra={"action": "breaker_closed"}
+            )
+            self._closed.set()
+            return
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
