@@ -1,6 +1,7 @@
 """Submission: everything is validated, then the rows are committed, then Redis is told. And the way back from an id."""
 
 import secrets
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -70,16 +71,20 @@ def _spec(job: object) -> JobSpec:
 def _submit(specs: list[JobSpec], name: str | None, key: str | None) -> str:
     batch_id = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"  # sorts by time
     stored = store().add_batch(batch_id, specs, name, key)
-    if stored != batch_id:
-        return stored  # its first submitter has queued it; what it could not queue, the workers' reconciler does
+    if stored == batch_id:
+        jobs = [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in enumerate(specs)]
+    else:  # what its first submitter, who may have died half way, did not announce
+        jobs = store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=stored)
     try:
-        _announce([(job_id(batch_id, seq), spec.priority) for seq, spec in enumerate(specs)])
+        _announce(jobs)
     except UNREACHABLE as error:
-        raise QueueUnavailable(batch_id, str(error)) from error
-    return batch_id
+        raise QueueUnavailable(stored, str(error)) from error
+    return stored
 
 
 def _announce(jobs: Sequence[tuple[str, str]]) -> None:
+    if not jobs:
+        return
     now = settings()
     jobs = sorted(jobs, key=lambda job: job[1])  # one priority to a message: mixed ones would make many small messages
     publish(jobs, chunk_size(len(jobs), now.slots, now.chunk))

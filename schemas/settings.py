@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     """How long a worker that is told to stop lets its running jobs go on; then they are put back."""
     reconcile_seconds: float = Field(default=3, ge=0.1)
     """How often a worker looks for jobs that nobody was told of."""
+    visibility_seconds: float = Field(default=30, ge=1)
+    """How long a message may be in a worker's hands until it is delivered again."""
+    redis_timeout: float = Field(default=30, gt=0)
+    """Seconds until a silent connection to Redis is given up."""
     chunk: int = Field(default=32, ge=1, le=1000)
     """Most job ids in one message."""
     runtime: str | None = None

@@ -58,8 +58,7 @@ class Store:
     def add_batch(self, batch_id: str, specs: Sequence[JobSpec], name: str | None, key: str | None) -> str:
         """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has.
 
-        The n-th job of a batch gets the n-th turn from now on, whoever else waits: so batches share the slots evenly,
-        and a small one behind a large one is done soon. A priority is a head start of some turns.
+        The n-th job of a batch gets the n-th turn from now on: batches share the slots, a priority is a head start.
         """
         with self.database.write() as db:
             now, turn = db.execute(select(clock(), _turns.c.value)).one()
@@ -159,23 +158,30 @@ class Store:
             )  # fmt: skip
             _end_cancelled(db, _jobs.c.id == lease.job_id)
 
-    def expire(self) -> int:
-        """Put back every job whose lease has run out; how many there were."""
+    def expire(self, max_attempts: int) -> int:
+        """Put back every job whose lease has run out, or end it after so many attempts; how many there were."""
         late = and_(_jobs.c.state == literal_column("'running'"), _jobs.c.lease_until < clock())
         with self.database.write() as db:
+            given_up = and_(late, _jobs.c.attempt >= max_attempts)
+            ended = _end(
+                db, given_up, Verdict.SANDBOX_ERROR, f"its worker fell silent at the last of {max_attempts} attempts"
+            )
             put_back = update(_jobs).where(late).values(state=State.QUEUED, lease_until=null(), published_at=null())
             expired = db.execute(put_back).rowcount
             if expired:
                 _end_cancelled(db, true())
-            return expired
+            return expired + ended
 
-    def unannounced(self, *, grace: float, stale: float | None, limit: int) -> list[tuple[str, str]]:
+    def unannounced(
+        self, *, grace: float, stale: float | None, limit: int, batch_id: str | None = None
+    ) -> list[tuple[str, str]]:
         """Waiting jobs, as (id, priority), that Redis was not told of within `grace` seconds of their submission, that
         were put back after an attempt, or — where `stale` is given — that it was told of more than so long ago."""
         due = and_(_jobs.c.published_at.is_(None), or_(_jobs.c.attempt > 0, _jobs.c.created_at < clock() - grace))
         if stale is not None:
             due = or_(due, _jobs.c.published_at < clock() - stale)
-        query = select(_jobs.c.id, _jobs.c.priority).where(_QUEUED, due)
+        within = true() if batch_id is None else _jobs.c.batch_id == batch_id
+        query = select(_jobs.c.id, _jobs.c.priority).where(_QUEUED, due, within)
         with self.database.read() as db:
             return [(row.id, row.priority) for row in db.execute(query.order_by(_jobs.c.id).limit(limit))]
 
@@ -258,16 +264,10 @@ class Store:
 
     def batch_results(self, batch_id: str) -> Iterator[Result]:
         """Every result of a batch, in the order of submission, a part at a time."""
-        seq = -1
-        while True:
+        for start in range(0, self.batch(batch_id).total, IDS_AT_ONCE):
+            span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + IDS_AT_ONCE)
             with self.database.read() as db:
-                page = select(_jobs.c.seq).where(_jobs.c.batch_id == batch_id, _jobs.c.seq > seq)
-                last = db.execute(page.order_by(_jobs.c.seq).limit(IDS_AT_ONCE)).scalars().all()
-                if not last:
-                    return
-                span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq > seq, _jobs.c.seq <= last[-1])
                 found = _results_where(db, span, _cases.c.job_id.in_(select(_jobs.c.id).where(span)))
-            seq = last[-1]
             yield from found
 
     def measures(self, batch_id: str) -> list[Any]:
@@ -283,14 +283,18 @@ class Store:
 
 def _end_cancelled(db: Connection, which: Any) -> int:
     """Give the waiting jobs whose end was asked for their result; how many there were."""
-    waiting = and_(which, _QUEUED, _jobs.c.cancelled_at.is_not(None))
-    blank = ResultRow(
-        job_id="", batch_id="", verdict=Verdict.CANCELLED, detail="cancelled before it ran", finished_at=0
-    ).model_dump()
+    return _end(
+        db, and_(which, _QUEUED, _jobs.c.cancelled_at.is_not(None)), Verdict.CANCELLED, "cancelled before it ran"
+    )
+
+
+def _end(db: Connection, which: Any, verdict: Verdict, detail: str) -> int:
+    """Give these jobs a result without a run; how many there were."""
+    blank = ResultRow(job_id="", batch_id="", verdict=verdict, detail=detail, finished_at=0).model_dump()
     values: dict[str, Any] = {name: literal(value, _results.c[name].type) for name, value in blank.items()}
     values |= {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
-    db.execute(insert(_results).from_select(list(values), select(*values.values()).where(waiting)))
-    return db.execute(update(_jobs).where(waiting).values(state=State.CANCELLED, lease_until=null())).rowcount
+    db.execute(insert(_results).from_select(list(values), select(*values.values()).where(which)))
+    return db.execute(update(_jobs).where(which).values(state=FINAL_STATE[verdict], lease_until=null())).rowcount
 
 
 def _upsert(db: Connection, table: Any) -> Any:

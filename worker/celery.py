@@ -40,11 +40,13 @@ app.conf.update(
     broker_transport_options={
         # A message not acknowledged for this long is delivered again: so comes back what a dead worker had fetched but
         # not begun. That a living one may still be at it does no harm: its jobs are leased, and it costs one query.
-        "visibility_timeout": 30,
-        "unacked_restore_interval": 5,  # with the next two: a dead worker's messages return in seconds, not minutes
+        "visibility_timeout": settings().visibility_seconds,
+        "unacked_restore_interval": min(
+            5, settings().visibility_seconds / 3
+        ),  # with the next two: a dead worker's messages return in seconds, not minutes
         "unacked_restore_throttle": 1,
         "unacked_mutex_expire": 30,
-        "socket_timeout": 30,  # a half-open connection must surface
+        "socket_timeout": settings().redis_timeout,  # a half-open connection must surface
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
         "health_check_interval": 10,
@@ -97,7 +99,7 @@ def redis_client(url: str) -> "redis.Redis":
     """A client for what Celery does not do: looking at queues, ringing bells."""
     return redis.Redis.from_url(
         url,
-        socket_timeout=10,
+        socket_timeout=min(10, settings().redis_timeout),
         socket_connect_timeout=5,
         socket_keepalive=True,
         health_check_interval=15,

@@ -14,7 +14,7 @@ from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.reconciler")
 
-GRACE_SECONDS = 30.0
+GRACE_SECONDS = 15.0
 """How long a submission may take from its commit to its last message."""
 STALE_SECONDS = 10.0
 """How old an announcement must be before an empty queue proves that it was lost."""
@@ -41,7 +41,7 @@ class Reconciler:
 
     def look(self, store: Store) -> int:
         """Once: put back what has no live lease, and announce what waits unannounced; how many were announced."""
-        expired = store.expire()
+        expired = store.expire(self._settings.max_attempts)
         if expired:
             self.counts["expired"] += expired
             log.warning("%d jobs lost their worker", expired, extra={"action": "leases_expired"})

@@ -162,12 +162,8 @@ class Runner:
     async def _one(self, lease: Lease) -> None:
         """The way of a job, once it is ours."""
         try:
-            if lease.attempt > self.settings.max_attempts:
-                history = "; ".join(lease.failures) or "its workers fell silent"
-                result = self._ended(lease, Verdict.SANDBOX_ERROR, f"{lease.attempt - 1} attempts failed: {history}")
-            else:
-                result = await evaluate(lease, self._pool, self.settings)
-                self._usual_seconds += (max(result.metrics.wall_seconds, 0.001) - self._usual_seconds) / 16
+            result = await evaluate(lease, self._pool, self.settings)
+            self._usual_seconds += (max(result.metrics.wall_seconds, 0.001) - self._usual_seconds) / 16
             await self._recorder.record(result)
             log.info("%s", result.detail, extra=_ids(lease, "job_finished") | {"verdict": result.verdict.value})
         except PoolClosed:
@@ -184,10 +180,10 @@ class Runner:
                 log.warning("another worker has taken the job over", extra=_ids(lease, "lease_lost"))
         except EvalpoolError as error:
             log.warning("attempt %d failed: %s", lease.attempt, error, extra=_ids(lease, "attempt_failed"))
-            await self._put_back(lease, f"attempt {lease.attempt} on {self.settings.worker_name}: {error}")
+            await self._failed(lease, str(error))
         except Exception as error:  # a bug of ours: it costs an attempt, and must not leave the job hanging
             log.exception("attempt %d failed by a bug", lease.attempt, extra=_ids(lease, "bug"))
-            await self._put_back(lease, f"attempt {lease.attempt} on {self.settings.worker_name}: {error!r}")
+            await self._failed(lease, repr(error))
         finally:
             self._leases.drop(lease)
 
@@ -197,6 +193,15 @@ class Runner:
 
     def _ended(self, lease: Lease, verdict: Verdict, detail: str) -> Any:
         return finished(lease, verdict, detail, self.settings.worker_name)
+
+    async def _failed(self, lease: Lease, why: str) -> None:
+        """Our own failure: another attempt, or after the last one the end."""
+        failure = f"attempt {lease.attempt} on {self.settings.worker_name}: {why}"
+        if lease.attempt < self.settings.max_attempts:
+            await self._put_back(lease, failure)
+        else:
+            history = "; ".join([*lease.failures, failure])
+            await self._recorder.record(self._ended(lease, Verdict.SANDBOX_ERROR, f"given up: {history}"[:2000]))
 
     async def _put_back(self, lease: Lease, failure: str | None = None) -> None:
         """For another try, here or elsewhere. If Redis cannot be told, the reconciler will."""

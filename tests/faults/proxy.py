@@ -44,6 +44,11 @@ class Proxy:
         self._passing.set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
 
+    @property
+    def url(self) -> str:
+        """What a worker is told: the address of a Redis, or of a Docker engine."""
+        return f"unix://{self._listen}" if isinstance(self._listen, Path) else f"redis://127.0.0.1:{self._listen[1]}/0"
+
     def __enter__(self) -> Self:
         self._thread.start()
         self._call(self._open())

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import docker
@@ -202,8 +202,7 @@ class Dockerd:
         ]  # fmt: skip
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        with docker.DockerClient(self.host, timeout=20) as client:
-            wait_for("a second dockerd", client.ping)
+        wait_for("a second dockerd", self._answers)
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
@@ -213,6 +212,10 @@ class Dockerd:
             self.process.wait(PATIENCE)
             self.process = None
             (self.place / "pid").unlink(missing_ok=True)
+
+    def _answers(self) -> bool:
+        with closing(docker.DockerClient(self.host, timeout=20)) as client:
+            return bool(client.ping())
 
     def docker(self, *arguments: str) -> str:
         """What the command line tool says of it."""

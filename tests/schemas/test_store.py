@@ -92,9 +92,19 @@ def test_a_lease_is_given_once(store: Store) -> None:
 def test_an_expired_lease_is_given_again_as_another_attempt(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
     store.lease(1, "dead", -1)
-    assert store.expire() == 1
+    assert store.expire(3) == 1
     again = store.lease(1, "w", 60)
     assert [(lease.job_id, lease.attempt) for lease in again] == [("b-000000", 2)]
+
+
+def test_a_job_whose_workers_fall_silent_is_given_up_in_the_end(store: Store) -> None:
+    store.add_batch("b", JOBS[:1], None, None)
+    for _ in range(3):
+        store.lease(1, "dead", -1)
+        assert store.expire(3) == 1
+    (given_up,) = store.results(["b-000000"])
+    assert (given_up.verdict, given_up.attempt) == (Verdict.SANDBOX_ERROR, 3)
+    assert store.lease(1, "w", 60) == []
 
 
 def test_renewal_tells_what_is_lost_and_what_is_cancelled(store: Store) -> None:
@@ -130,7 +140,7 @@ def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> N
 def test_a_stale_release_changes_nothing(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
     (old,) = store.lease(1, "w1", -1)
-    store.expire()
+    store.expire(3)
     store.lease(1, "w2", 60)
     store.release(old, "late")
     assert store.state("b-000000") is State.RUNNING
@@ -205,7 +215,7 @@ def test_a_cancelled_job_that_is_put_back_never_runs(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
     store.lease(1, "dead", -1)
     assert store.cancel(job_id="b-000000") == 0
-    assert store.expire() == 1
+    assert store.expire(3) == 1
     assert store.progress("b").verdicts == {Verdict.CANCELLED: 1}
 
 

@@ -1,0 +1,115 @@
+"""One fault at a time, over real parts. Every case ends in `fleet.finish()`: the audit of `audit.py`."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from schemas.database import Database
+from schemas.settings import Settings
+from schemas.store import Store
+from tests.conftest import missing
+from tests.faults.fleet import Fleet
+from tests.faults.proxy import Proxy
+from tests.faults.servers import Dockerd, Missing, PostgresServer, RedisServer, free_port
+
+ENGINE = Path("/var/run/docker.sock")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.docker)
+            item.add_marker(pytest.mark.redis)
+
+
+@pytest.fixture
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
+    """A Redis of this test's own, named in the settings."""
+    try:
+        server = RedisServer(tmp_path / "redis")
+    except Missing as error:
+        missing(str(error))
+    server.start()
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", server.url)
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL of our own, for the whole session."""
+    try:
+        server = PostgresServer()
+    except Missing as error:
+        missing(str(error))
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def ledger(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    """An empty ledger, named in the settings: SQLite, or with the parameter `postgresql` a database over there."""
+    if getattr(request, "param", "sqlite") == "postgresql":
+        server: PostgresServer = request.getfixturevalue("postgres")
+        name = f"t{secrets.token_hex(6)}"
+        server.execute(f"CREATE DATABASE {name}")
+        url = server.url(name)
+    else:
+        url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    monkeypatch.setenv("EVALPOOL_DATABASE_URL", url)
+    database = Database(url.replace("postgresql://", "postgresql+psycopg://", 1))
+    yield Store(database)
+    database.close()
+
+
+@pytest.fixture
+def fleet(ledger: Store, broker: RedisServer, engine_client: docker.DockerClient, tmp_path: Path) -> Iterator[Fleet]:
+    """No worker yet."""
+    made = Fleet(ledger, broker, engine_client, tmp_path)
+    yield made
+    made.close()
+    print(made.tails())  # noqa: T201 - shown when the test has failed
+    assert made.audited, "this test has forgotten its audit"
+
+
+@pytest.fixture
+def redis_link(broker: RedisServer) -> Iterator[Proxy]:
+    """A link to that Redis, to be made bad. A worker takes it with `EVALPOOL_REDIS_URL=redis_link.url`."""
+    with Proxy((broker.host, broker.port), ("127.0.0.1", free_port())) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def engine_link(tmp_path: Path, engine_client: docker.DockerClient) -> Iterator[Proxy]:
+    """A link to the shared Docker engine, to be made bad. A worker takes it with `DOCKER_HOST=engine_link.url`."""
+    upstream = Path(os.environ.get("DOCKER_HOST", f"unix://{ENGINE}").removeprefix("unix://"))
+    if not upstream.is_socket():
+        missing("the Docker engine is not behind a socket file")
+    with Proxy(upstream, tmp_path / "d.sock") as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def dockerd(engine_client: docker.DockerClient) -> Iterator[Dockerd]:
+    """An engine of our own, that may be stopped and frozen."""
+    try:
+        server = Dockerd(Settings.model_fields["image"].default)
+    except Missing as error:
+        missing(str(error))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_engine(dockerd: Dockerd, fleet: Fleet) -> Iterator[Dockerd]:
+    """The fleet's workers run their sandboxes on that engine."""
+    fleet.env["DOCKER_HOST"] = dockerd.host
+    fleet.engine = docker.DockerClient(dockerd.host, timeout=30)
+    yield dockerd
+    fleet.close()
+    fleet.engine.close()

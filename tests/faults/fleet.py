@@ -1,0 +1,153 @@
+"""Workers over one ledger and one queue, the jobs they were given, and the audit of what became of them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import docker
+
+from api import submit_batch
+from api.handles import BatchHandle
+from schemas import QueueUnavailable, Verdict
+from schemas.store import Store
+from tests.conftest import PATIENCE, WorkerProcess, containers, eventually
+from tests.faults.audit import audit
+from tests.faults.jobs import Known
+from tests.faults.servers import RedisServer
+
+QUICK = {
+    "EVALPOOL_SLOTS": "2",
+    "EVALPOOL_LEASE_SECONDS": "3",
+    "EVALPOOL_RECONCILE_SECONDS": "0.3",
+    "EVALPOOL_VISIBILITY_SECONDS": "3",
+    "EVALPOOL_REDIS_TIMEOUT": "5",
+}
+"""Settings with which faults are noticed within seconds."""
+TAIL = 4000
+
+
+class Fleet:
+    """Starts workers, submits known jobs, and in the end asks whether all is well."""
+
+    def __init__(self, store: Store, broker: RedisServer, engine: docker.DockerClient, place: Path) -> None:
+        self.store, self.broker, self.engine, self.place = store, broker, engine, place
+        self.env = dict(QUICK)
+        self.workers: list[WorkerProcess] = []
+        self.expected: dict[str, Sequence[Known]] = {}
+        self.instead: dict[str, Collection[Verdict]] = {}
+        """Job id → the verdicts that are right for it after this fault."""
+        self.audited = False
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    def start(self, *, ready: bool = True, **env: str) -> WorkerProcess:
+        """One more worker; `ready=False` does not wait for it."""
+        worker = WorkerProcess(self.place / f"worker-{len(self.workers)}.log", **self.env | env)
+        self.workers.append(worker)
+        return worker.wait_ready() if ready else worker
+
+    @property
+    def alive(self) -> list[WorkerProcess]:
+        return [worker for worker in self.workers if worker.process.poll() is None]
+
+    def kill(self) -> None:
+        """Every worker, at once."""
+        dying = self.alive
+        for worker in dying:
+            worker.process.send_signal(signal.SIGKILL)
+        for worker in dying:
+            worker.process.wait()
+
+    def boxes(self, worker: WorkerProcess) -> list[str]:
+        """The containers of a worker."""
+        return containers(self.engine, worker.pid)
+
+    def clean(self, worker: WorkerProcess) -> bool:
+        """Whether a worker has left no container behind."""
+        return not self.boxes(worker)
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def submit(self, jobs: Sequence[Known], **more: str) -> BatchHandle:
+        """Submit known jobs as a batch. That the queue cannot be reached is raised, but the jobs count all the same."""
+        try:
+            batch = submit_batch([known.spec for known in jobs], **more)
+        except QueueUnavailable as error:
+            self.expected[error.batch_id] = jobs
+            raise
+        self.expected[batch.id] = jobs
+        return batch
+
+    def done(self) -> int:
+        """Jobs with a result, over all batches."""
+        return sum(self.store.progress(batch_id).done for batch_id in self.expected)
+
+    def total(self) -> int:
+        return sum(map(len, self.expected.values()))
+
+    def wait_done(self, count: int | None = None, seconds: float = PATIENCE) -> None:
+        """Until so many jobs, or all, have their results; fails at once when nobody is left to make them."""
+        wanted = self.total() if count is None else count
+        end = time.monotonic() + seconds
+        while self.done() < wanted:
+            assert self.alive, f"no worker lives; {self.tails()}"
+            assert time.monotonic() < end, f"{self.done()} of {wanted} done after {seconds:g} s; {self.state()}"
+            time.sleep(0.05)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def finish(self, seconds: float = PATIENCE) -> None:
+        """Wait for the end of all jobs, then the audit; stop the workers, and look for what they left."""
+        self.audited = True
+        self.wait_done(seconds=seconds)
+        found = audit(self.store, self.expected, instead=self.instead)
+        assert not found.problems, "\n".join([*found.problems[:20], self.tails()])
+        self.wait_until("the queue is empty", lambda: not self.broker.waiting() and not self.broker.unacked())
+        codes = self.stop()
+        assert not any(codes), f"exit codes {codes}; {self.tails()}"
+        left = [each for worker in self.workers for each in self.boxes(worker)]
+        if left:
+            eventually(lambda: all(map(self.clean, self.workers)), 10)
+
+    def stop(self) -> list[int]:
+        """End the workers that live; their exit codes."""
+        ending = self.alive
+        for worker in ending:
+            worker.process.send_signal(signal.SIGTERM)
+        return [worker.process.wait(PATIENCE) for worker in ending]
+
+    def close(self) -> None:
+        """End everything that is left, whatever has happened."""
+        for worker in self.alive:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGCONT)
+        with suppress(Exception):
+            self.stop()
+        self.kill()
+
+    def wait_until(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
+        """Wait for it, and say how things stood if it did not come."""
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"not within {seconds:g} s: {what}; {self.state()}"
+            time.sleep(0.05)
+
+    def state(self) -> str:
+        """How things stand, for the message of a failure."""
+        progress = [str(self.store.progress(batch_id)) for batch_id in self.expected]
+        queues = (
+            f"queued {self.broker.waiting()}, unacked {self.broker.unacked()}" if self.broker.process else "no Redis"
+        )
+        return "\n".join([*progress, queues, self.tails()])
+
+    def tails(self) -> str:
+        """The last words of the workers."""
+        return "\n".join(f"--- {each.log.name} (pid {each.pid})\n{_tail(each.log)}" for each in self.workers[-4:])
+
+
+def _tail(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if "job_finished" not in line]
+    return "\n".join(lines)[-TAIL:]
