@@ -1,8 +1,9 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check setup up down lock clean
+.PHONY: help demo test soak check setup up down lock clean
 
 ARGS ?=
+MINUTES ?= 10
 BIN := .venv/bin
 
 help: ## list the targets
@@ -13,8 +14,12 @@ demo: ## install everything, evaluate a bundled benchmark end to end, print the 
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
-	@deploy/setup
+	@deploy/setup docker redis venv image testing
 	@$(BIN)/pytest $(ARGS)
+
+soak: ## break something every few seconds for MINUTES, then audit the ledger
+	@deploy/setup
+	@$(BIN)/python tests/soak.py --minutes $(MINUTES) $(ARGS)
 
 check: ## lint, format, types, import rules
 	@deploy/setup venv

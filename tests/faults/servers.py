@@ -206,12 +206,14 @@ class Dockerd:
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the engine. After SIGKILL its containerd lives on, as on a real host, and is found by the next start."""
+        """End the engine. After SIGKILL its containers live on, and their keepers; containerd itself dies with it."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait(PATIENCE)
             self.process = None
-            (self.place / "pid").unlink(missing_ok=True)
+            # The next start takes a pid that is still in use for a containerd that still runs.
+            for left in ("pid", "x/containerd/containerd.pid"):
+                (self.place / left).unlink(missing_ok=True)
 
     def _answers(self) -> bool:
         with closing(docker.DockerClient(self.host, timeout=20)) as client:

@@ -78,9 +78,8 @@ class Boxes:
     def leavings(self, box: Box) -> list[str]:
         """What a dead container has left on the host."""
         left = [f"cgroup of {box.id[:12]}"] if _cgroup(box.id, "").exists() else []
-        if any(line.split()[4] == box.merged for line in Path("/proc/self/mountinfo").read_text().splitlines()):
-            left.append(f"mount {box.merged}")
-        return left
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        return left + [line.split()[4] for line in mounts if box.id in line or (box.merged and box.merged in line)]
 
     def _ours(self, label: str) -> bool:
         return label.split(":")[1] == str(self._pid)
@@ -137,12 +136,6 @@ def strangers() -> list[str]:
         uid = head.index("uid")
         found += [f"{kind} {row[1]}" for row in rows if int(row[uid]) >= JOB_UIDS]
     return found
-
-
-def other_mounts() -> set[str]:
-    """Mount points that are not Docker's own: what a program might have added."""
-    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    return {point for point in points if "/docker/" not in point}
 
 
 def resident(pid: int) -> int:

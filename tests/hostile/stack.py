@@ -19,7 +19,7 @@ from schemas import JobSpec, Limits, Result, Verdict
 from schemas.job import MAX_TEXT
 from tests.conftest import PATIENCE, WorkerProcess
 from tests.hostile.case import HostileCase, Step
-from tests.hostile.host import Boxes, other_mounts, pid_of, resident, strangers, written
+from tests.hostile.host import Boxes, pid_of, resident, strangers, written
 
 SLOTS = 2
 POOL = SLOTS + 1
@@ -79,7 +79,6 @@ class Stack:
         if os.environ.get("HOSTILE_RUNTIME"):
             self.own = max(self.boxes.processes(box) for box in self.boxes.alive().values())
         self._settle()
-        self.mounts = other_mounts()
         self.resident = {pid: resident(pid) for pid in self._watched()}
 
     def close(self) -> None:
@@ -184,7 +183,6 @@ class Stack:
 
     def _host(self) -> list[str]:
         problems = [f"G5 on the host: {each}" for each in strangers()]
-        problems += [f"G5 mounted: {each}" for each in other_mounts() - self.mounts]
         for box in self.boxes.alive().values():
             size = written(box)
             if size:

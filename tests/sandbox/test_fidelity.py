@@ -44,6 +44,7 @@ PROGRAMS = {
     "end of input": "print(input()); input()",
     "reads all": "import sys; print(repr(sys.stdin.read())); print(repr(sys.stdin.readline()))",
     "binary input": "import sys; print(sys.stdin.buffer.read())",
+    "device files": "open('/dev/stdout', 'w').write('out\\n'); open('/dev/stderr', 'w').write('err\\n'); print(open('/dev/stdin').read(4))",
     "unflushed": "print('a', end=''); import sys; sys.stderr.write('b')",
     "atexit": "import atexit\natexit.register(print, 1)\natexit.register(print, 2)\nprint(0)",
     "atexit raises": "import atexit\natexit.register(lambda: 1/0)\nprint(0)",

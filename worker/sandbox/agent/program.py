@@ -59,6 +59,8 @@ class Job:
         os.setsid()
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # when memory runs out, the program goes, never the agent
+        for fd in fds[:REPORT]:
+            os.fchmod(fd, 0o666)  # so that /dev/stdout and its like can be opened, as anywhere
         high = [os.dup(fd) for fd in fds]  # first out of the way of the numbers they are to have
         for number, fd in enumerate(high):
             os.dup2(fd, number, inheritable=number < REPORT)
