@@ -54,6 +54,7 @@ class Breaker:
             return
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more, and let go whoever waits."""
         if self._looking is not None:
             self._looking.cancel()
+        self._closed.set()

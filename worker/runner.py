@@ -142,6 +142,8 @@ class Runner:
         while count > 0 and not self._draining:
             await self._docker.closed()
             await self._database.closed()
+            if self._draining:
+                return
             try:
                 leases = await self._leases.claim(min(count, self._appetite()))
             except DBAPIError as error:
@@ -189,6 +191,8 @@ class Runner:
 
     def _drain(self, grace: float) -> None:
         self._pool.stop_lending()
+        self._docker.close()
+        self._database.close()
         self._loop.call_later(grace, self._leases.stop, PUT_BACK)
 
     def _ended(self, lease: Lease, verdict: Verdict, detail: str) -> Any:
@@ -232,8 +236,6 @@ class Runner:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if hasattr(self, "_pool"):
-            self._docker.close()
-            self._database.close()
             await self._pool.close()
             self._engine.close()
             self._reconciler.close()

@@ -1,0 +1,45 @@
+"""The circuit breaker: open while a thing is away, closed by itself when it is back."""
+
+import asyncio
+
+import pytest
+
+from worker import breaker as module
+from worker.breaker import Breaker
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+
+
+async def test_it_waits_until_the_probe_succeeds_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([OSError("first"), OSError("second"), None])
+
+    async def probe() -> None:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    breaker = Breaker("the engine", probe)
+    assert breaker.state == "ok"
+    await breaker.closed()
+    breaker.trip("no answer")
+    breaker.trip("no answer")
+    assert "no answer" in breaker.state
+    await asyncio.wait_for(breaker.closed(), 10)
+    assert breaker.state == "ok"
+    assert [record.action for record in caplog.records] == ["breaker_open", "breaker_closed"]  # type: ignore[attr-defined]
+
+
+async def test_whoever_waits_is_let_go_at_the_end() -> None:
+    async def never() -> None:
+        raise OSError
+
+    breaker = Breaker("the engine", never)
+    breaker.trip("gone")
+    waiting = asyncio.create_task(breaker.closed())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    breaker.close()
+    await asyncio.wait_for(waiting, 10)
