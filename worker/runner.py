@@ -139,7 +139,7 @@ class Runner:
 
     async def _work(self, count: int) -> None:
         """The way of a message: it says how many jobs were announced, and the ledger says whose turn it is."""
-        while count > 0 and not self._draining:
+        while count > 0:
             await self._docker.closed()
             await self._database.closed()
             if self._draining:

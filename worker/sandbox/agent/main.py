@@ -33,6 +33,11 @@ class Agent:
     def __init__(self, config: dict[str, object]) -> None:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # else a job could open /proc/1/fd and speak in our name
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # process 1 gets no signal from inside that it does not handle
+        try:
+            with open("/proc/self/oom_score_adj", "w") as file:
+                file.write("0")  # a job may lower its own: where we are let, it cannot get below ours
+        except OSError:
+            pass
         self.requests, self.replies, last_words = os.dup(0), os.dup(1), os.dup(2)
         sys.stderr = os.fdopen(last_words, "w")  # for our own tracebacks; no job inherits it
         null = os.open("/dev/null", os.O_RDWR)
