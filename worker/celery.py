@@ -45,7 +45,7 @@ app.conf.update(
             5, settings().visibility_seconds / 3
         ),  # with the next two: a dead worker's messages return in seconds, not minutes
         "unacked_restore_throttle": 1,
-        "unacked_mutex_expire": 30,
+        "unacked_mutex_expire": max(2, min(30, int(settings().visibility_seconds))),
         "socket_timeout": settings().redis_timeout,  # a half-open connection must surface
         "socket_connect_timeout": 5,
         "socket_keepalive": True,

@@ -19,10 +19,9 @@ class Ledger:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
     async def call(self, query: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query of the store and await its answer."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, lambda: query(self._store, *args, **kwargs)
-        )
+        """Run a query of the store, given as `Store.query`, and await its answer."""
+        bound: Callable[P, T] = getattr(self._store, query.__name__)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: bound(*args, **kwargs))
 
     def close(self) -> None:
         """Finish what is under way and let go of the database."""

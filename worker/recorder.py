@@ -9,7 +9,7 @@ from sqlalchemy import exc
 
 from schemas.result import Result
 from schemas.store import Store
-from worker.bell import Bell
+from worker.announcer import Announcer
 from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.recorder")
@@ -24,8 +24,8 @@ Waiting = tuple[Result, "asyncio.Future[None]"]
 class Recorder:
     """Takes results from running jobs and says when each is safe."""
 
-    def __init__(self, ledger: Ledger, bell: Bell) -> None:
-        self._ledger, self._bell = ledger, bell
+    def __init__(self, ledger: Ledger, announcer: Announcer) -> None:
+        self._ledger, self._announcer = ledger, announcer
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(maxsize=GROUP * 4)
 
     async def record(self, result: Result) -> None:
@@ -46,7 +46,8 @@ class Recorder:
         """Until it has worked: with the database away the jobs wait here, and no more are taken than fit."""
         while True:
             try:
-                new = await self._ledger.call(self._record, [result for result, _ in group])
+                new = await self._ledger.call(Store.record, [result for result, _ in group])
+                self._announcer.ring(new)
                 break
             except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:  # it is away, locked or full
                 log.warning("results could not be committed yet: %s", error, extra={"action": "commit_failed"})
@@ -63,8 +64,3 @@ class Recorder:
                 saved.set_result(None)
             if result.job_id not in new:
                 log.info("a result was there already", extra={"action": "duplicate_dropped", "job": result.job_id})
-
-    def _record(self, store: Store, results: Sequence[Result]) -> set[str]:
-        new = store.record(results)
-        self._bell.ring(new)
-        return new

@@ -15,9 +15,9 @@ from schemas.lease import Lease
 from schemas.settings import Settings
 from schemas.store import Store
 from schemas.verdict import Verdict
-from worker import celery
-from worker.bell import Bell
+from worker.announcer import Announcer
 from worker.breaker import Breaker
+from worker.celery import UNREACHABLE
 from worker.evaluation import evaluate, finished
 from worker.lease import CANCELLED, PUT_BACK, Leases
 from worker.ledger import Ledger
@@ -106,14 +106,14 @@ class Runner:
     async def _build(self, store: Store) -> None:
         settings = self.settings
         self._ledger = Ledger(store)
-        self._bell = Bell(settings.queue_url)
+        self._announcer = Announcer(self._ledger, settings)
         self._engine = Engine(settings.docker_timeout)
         self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
-        self._recorder = Recorder(self._ledger, self._bell)
-        self._reconciler = Reconciler(self._ledger, settings)
+        self._recorder = Recorder(self._ledger, self._announcer)
+        self._reconciler = Reconciler(self._ledger, self._announcer, settings)
         try:
             await self._engine.call(self._engine.sweep)
             await self._pool.warm(Shape(settings.image, 512, 64, 64))
@@ -209,19 +209,13 @@ class Runner:
 
     async def _put_back(self, lease: Lease, failure: str | None = None) -> None:
         """For another try, here or elsewhere. If Redis cannot be told, the reconciler will."""
-
-        def put_back(store: Store) -> None:
-            store.release(lease, failure)
-            try:
-                celery.publish([(lease.job_id, lease.spec.priority)], 1)
-                store.mark_published([lease.job_id])
-            except celery.UNREACHABLE as error:
-                log.warning("a job put back could not be announced: %s", error, extra=_ids(lease, "announce_failed"))
-
         try:
-            await self._ledger.call(put_back)
+            await self._ledger.call(Store.release, lease, failure)
+            await self._announcer.announce([(lease.job_id, lease.spec.priority)])
         except DBAPIError as error:  # then its lease runs out by itself
             self._database.trip(str(error.orig))
+        except UNREACHABLE as error:
+            log.warning("a job put back could not be announced: %s", error, extra=_ids(lease, "announce_failed"))
 
     async def _sweep(self) -> None:
         while True:
@@ -238,8 +232,7 @@ class Runner:
         if hasattr(self, "_pool"):
             await self._pool.close()
             self._engine.close()
-            self._reconciler.close()
-            self._bell.close()
+            self._announcer.close()
         if hasattr(self, "_ledger"):
             self._ledger.close()
 

@@ -105,9 +105,7 @@ class Fleet:
         self.wait_done(seconds=seconds)
         found = audit(self.store, self.expected, instead=self.instead)
         assert not found.problems, "\n".join([*found.problems[:20], self.tails()])
-        import time as t; t0=t.time(); print("audit ok", flush=True)
         self.wait_until("the queue is empty", lambda: not self.broker.waiting() and not self.broker.unacked())
-        print("drained", t.time()-t0, self.broker.client.keys("*"), flush=True)
         codes = self.stop()
         assert not any(codes), f"exit codes {codes}; {self.tails()}"
         left = [each for worker in self.workers for each in self.boxes(worker)]

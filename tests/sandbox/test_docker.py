@@ -122,18 +122,18 @@ async def test_a_folder_nobody_may_enter_is_wiped(box: DockerSandbox) -> None:
 async def test_a_program_is_as_if_started_by_python3(box: DockerSandbox) -> None:
     code = """
 import sys, os, atexit, threading, multiprocessing
-print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), sys.stdin.name, sys.flags.isolated)
-print([name for name in sys.modules if "agent" in name], sys.modules["__main__"].x if "x" in globals() else None)
 def double(n): return 2 * n
 if __name__ == "__main__":
+    print(__name__, __file__, sys.argv, sys.path[0], os.getcwd(), sys.stdin.name, sys.flags.isolated)
+    print([name for name in sys.modules if "agent" in name], sys.modules["__main__"].x if "x" in globals() else None)
     with multiprocessing.Pool(2) as pool: print(pool.map(double, [1, 2]))
     with multiprocessing.get_context("spawn").Pool(1) as pool: print(pool.map(double, [3]))
-atexit.register(print, "last")
-threading.Timer(0.05, print, ["timer"]).start()
-class Global:
-    def __del__(self): print("deleted")
-g = Global()
-print("no newline", end="")
+    atexit.register(print, "last")
+    threading.Timer(0.05, print, ["timer"]).start()
+    class Global:
+        def __del__(self): print("deleted")
+    g = Global()
+    print("no newline", end="")
 """
     outcome = await box.run(python(code))
     assert outcome.stderr == b""

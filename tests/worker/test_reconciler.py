@@ -9,6 +9,7 @@ from schemas import JobSpec
 from schemas.settings import settings
 from schemas.store import Store
 from worker import celery, reconciler
+from worker.announcer import Announcer
 from worker.ledger import Ledger
 from worker.reconciler import Reconciler
 
@@ -20,9 +21,10 @@ IDS = [f"b-{i:06d}" for i in range(3)]
 @pytest.fixture
 def looking(store: Store, redis_url: str) -> Iterator[Reconciler]:
     store.add_batch("b", [JobSpec(code="x")] * 3, None, None)
-    made = Reconciler(Ledger(store), settings())
-    yield made
-    made.close()
+    ledger = Ledger(store)
+    announcer = Announcer(ledger, settings())
+    yield Reconciler(ledger, announcer, settings())
+    announcer.close()
 
 
 def queued(url: str) -> int:
@@ -30,40 +32,42 @@ def queued(url: str) -> int:
         return celery.backlog(client)
 
 
-def test_rows_that_were_committed_but_never_published_are_found(
+async def test_rows_that_were_committed_but_never_published_are_found(
     looking: Reconciler, store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert looking.look(store) == 0
+    assert await looking.look() == 0
     monkeypatch.setattr(reconciler, "GRACE_SECONDS", -1)
-    assert looking.look(store) == 3
+    assert await looking.look() == 3
     assert queued(redis_url) == 3
-    assert looking.look(store) == 0
+    assert await looking.look() == 0
 
 
-def test_a_silent_workers_jobs_are_announced_again(looking: Reconciler, store: Store, redis_url: str) -> None:
+async def test_a_silent_workers_jobs_are_announced_again(looking: Reconciler, store: Store, redis_url: str) -> None:
     store.mark_published(IDS)
     store.lease(2, "dead", -1)
-    assert looking.look(store) == 2
+    assert await looking.look() == 2
     assert queued(redis_url) == 2
 
 
-def test_an_emptied_queue_is_noticed_and_a_moving_one_left_alone(
+async def test_an_emptied_queue_is_noticed_and_a_moving_one_left_alone(
     looking: Reconciler, store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reconciler, "STALE_SECONDS", -1)
     celery.publish([(job_id, "normal") for job_id in IDS], 1)
     store.mark_published(IDS)
-    assert [looking.look(store) for _ in range(3)] == [0, 0, 0]
+    assert [await looking.look() for _ in range(3)] == [0, 0, 0]
     assert queued(redis_url) == 3
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
-    assert [looking.look(store) for _ in range(2)] == [0, 3]
+    assert [await looking.look() for _ in range(2)] == [0, 3]
     assert queued(redis_url) == 3
 
 
-def test_with_redis_away_nothing_is_marked(looking: Reconciler, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_with_redis_away_nothing_is_marked(
+    looking: Reconciler, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
     monkeypatch.setattr(reconciler, "GRACE_SECONDS", -1)
     with pytest.raises(celery.UNREACHABLE):
-        looking.look(store)
+        await looking.look()
     assert len(store.unannounced(grace=-1, stale=None, limit=9)) == 3

@@ -7,8 +7,10 @@ import pytest
 from sqlalchemy.exc import DataError, OperationalError
 
 from schemas import JobSpec, Result, Verdict
+from schemas.settings import settings
 from schemas.store import Store
 from worker import recorder as module
+from worker.announcer import Announcer
 from worker.bell import Bell
 from worker.evaluation import finished
 from worker.ledger import Ledger
@@ -42,7 +44,8 @@ async def test_results_are_committed_in_groups_however_often_the_database_stumbl
     leases = store.lease(50, "w", 60)
     stumbling = Stumbling(store, failures)
     bell, ledger = Bell(redis_url), Ledger(stumbling)
-    recorder = Recorder(ledger, bell)
+    announcer = Announcer(ledger, settings())
+    recorder = Recorder(ledger, announcer)
     keeper = asyncio.create_task(recorder.keep())
     with bell.listen("b") as listener:
         await asyncio.gather(*(recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases))
@@ -56,20 +59,22 @@ async def test_results_are_committed_in_groups_however_often_the_database_stumbl
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     bell.close()
+    announcer.close()
 
 
 async def test_a_second_result_is_dropped_and_its_bearer_goes_on(store: Store, redis_url: str) -> None:
     store.add_batch("b", [JobSpec(code="x")], None, None)
     (lease,) = store.lease(1, "w", 60)
-    bell = Bell(redis_url)
-    recorder = Recorder(Ledger(store), bell)
+    ledger = Ledger(store)
+    announcer = Announcer(ledger, settings())
+    recorder = Recorder(ledger, announcer)
     keeper = asyncio.create_task(recorder.keep())
     await recorder.record(finished(lease, Verdict.PASSED, "", "w"))
     await recorder.record(finished(lease, Verdict.WRONG_ANSWER, "", "w"))
     assert [result.verdict for result in store.results(["b-000000"])] == [Verdict.PASSED]
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
-    bell.close()
+    announcer.close()
 
 
 class Picky(Store):
@@ -84,8 +89,9 @@ class Picky(Store):
 async def test_a_result_that_cannot_be_stored_harms_no_other(store: Store, redis_url: str) -> None:
     store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
     leases = store.lease(6, "w", 60)
-    bell = Bell(redis_url)
-    recorder = Recorder(Ledger(Picky(store.database)), bell)
+    ledger = Ledger(Picky(store.database))
+    announcer = Announcer(ledger, settings())
+    recorder = Recorder(ledger, announcer)
     keeper = asyncio.create_task(recorder.keep())
     records = (recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases)
     ended = await asyncio.gather(*records, return_exceptions=True)
@@ -93,4 +99,4 @@ async def test_a_result_that_cannot_be_stored_harms_no_other(store: Store, redis
     assert store.progress("b").finished == 5
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
-    bell.close()
+    announcer.close()

@@ -1,0 +1,192 @@
+"""F6 to F13: a Redis that dies, forgets, fills up or answers slowly, and messages that are not ours."""
+
+import base64
+import json
+import os
+import signal
+import time
+
+import pytest
+import redis
+
+from schemas import QueueUnavailable
+from schemas.store import Store
+from tests.conftest import eventually
+from tests.faults.fleet import Fleet
+from tests.faults.jobs import mixed, quick, sleepers
+from tests.faults.proxy import Proxy
+from tests.faults.servers import PostgresServer, RedisServer
+from worker.celery import RUN, app
+
+BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
+NORMAL = "evalpool.normal"
+
+
+def test_f6_redis_killed_twice_and_restarted_with_its_file(fleet: Fleet, broker: RedisServer) -> None:
+    worker = fleet.start()
+    fleet.submit(mixed(100, seconds=0.15))
+    for done in (10, 40):
+        fleet.wait_done(done)
+        broker.kill()
+        broker.start()
+    fleet.finish()
+    assert fleet.workers == [worker]  # the same process, all along
+
+
+def test_f7_redis_down(fleet: Fleet, broker: RedisServer) -> None:
+    """The outage of a minute is one of 6 seconds here: retries are every 2 seconds at first, then rarer."""
+    worker = fleet.start()
+    fleet.submit(mixed(20))
+    fleet.wait_done(3)
+    broker.kill()
+    with pytest.raises(QueueUnavailable) as refused:
+        fleet.submit(mixed(20))
+    assert refused.value.batch_id in str(refused.value)
+    assert fleet.store.progress(refused.value.batch_id).queued == 20  # stored all the same
+    time.sleep(6)
+    assert worker.process.poll() is None
+    broker.start()
+    fleet.finish()
+
+
+@BOTH
+def test_f8_redis_emptied(fleet: Fleet, broker: RedisServer) -> None:
+    fleet.start()
+    fleet.submit(mixed(80, seconds=0.15))
+    fleet.wait_done(10)
+    broker.client.flushall()
+    fleet.finish()
+
+
+def test_f9_redis_full(fleet: Fleet, broker: RedisServer) -> None:
+    """A supervisor, as in any deployment, starts a worker anew when it has ended."""
+    fleet.start()
+    fleet.submit(sleepers(30, 0.3))
+    fleet.wait_done(4)
+    broker.client.config_set("maxmemory", 1)
+    with pytest.raises(QueueUnavailable):
+        fleet.submit(quick(3))
+    codes = _supervise(fleet, 5)
+    broker.client.config_set("maxmemory", 0)
+    codes += _supervise(fleet, 1)
+    assert 0 not in codes  # whatever ended did not pretend that all was well
+    if not fleet.alive:
+        fleet.start()
+    fleet.finish()
+
+
+def test_f10_a_slow_and_lossy_link(fleet: Fleet, redis_link: Proxy) -> None:
+    redis_link.delay, redis_link.loss = 0.2, 0.05
+    fleet.env["EVALPOOL_REDIS_URL"] = redis_link.url
+    fleet.start(ready=False), fleet.start(ready=False)
+    fleet.submit(mixed(60))
+    fleet.workers[0].wait_ready()
+    fleet.wait_done()
+    redis_link.delay = redis_link.loss = 0.0
+    fleet.finish()
+
+
+def test_f11_a_half_open_link(fleet: Fleet, redis_link: Proxy) -> None:
+    """Every connection of the worker falls silent for ever, and neither end is told; new ones work. That is to be
+    noticed within 90 seconds: here within a few, since the timeout is 5 and not 30 seconds."""
+    fleet.start(EVALPOOL_REDIS_URL=redis_link.url)
+    fleet.submit(mixed(20))
+    fleet.wait_done()
+    assert redis_link.blackhole() > 0
+    fleet.submit(mixed(40))
+    fleet.finish(90)
+
+
+@BOTH
+def test_f12_the_same_message_fifty_times(
+    request: pytest.FixtureRequest, fleet: Fleet, broker: RedisServer, ledger: Store
+) -> None:
+    batch = fleet.submit(mixed(20))
+    messages = broker.client.lrange(NORMAL, 0, -1)
+    assert messages
+    for _ in range(49):
+        broker.client.rpush(NORMAL, *messages)
+    fleet.start()
+    fleet.wait_done()
+    fleet.wait_until("all of them are read", lambda: not broker.waiting() and not broker.unacked())
+    assert {result.attempt for result in ledger.batch_results(batch.id)} == {1}  # nothing was run twice
+    fleet.finish()
+    if ledger.database.engine.dialect.name == "postgresql":
+        _cheap(fleet, broker, request.getfixturevalue("postgres"), messages)
+
+
+def test_f13_bad_messages(fleet: Fleet, broker: RedisServer) -> None:
+    """Of another version, with a body that is no list of ids, with no body at all, of ten megabytes, not even JSON."""
+    worker = fleet.start(EVALPOOL_RECONCILE_SECONDS="0.3")
+    fleet.submit(quick(1))
+    fleet.wait_done()
+    with app.connection_for_write(os.environ["EVALPOOL_REDIS_URL"]) as connection:
+        for body in ({"version": 99}, "x", 7, None, [7], ["x" * 10_000_000], ["no-such-job-000001"] * 5000):
+            app.send_task(RUN, args=(body,), connection=connection, queue=NORMAL)
+        app.send_task(RUN, args=(), connection=connection, queue=NORMAL)
+        app.send_task(RUN, args=([], 1, 2), kwargs={"a": 1}, connection=connection, queue=NORMAL)
+        app.send_task("evalpool.of_tomorrow", args=([],), connection=connection, queue=NORMAL)
+    fleet.submit(quick(5))
+    fleet.wait_done()
+    broken = json.loads(_envelope(broker))
+    for change in ({"body": "no base64!"}, {"body": base64.b64encode(b"\x80no json").decode()}, {"content-type": "x/y"}):
+        broker.client.lpush(NORMAL, json.dumps(broken | change))
+    broker.client.lpush(NORMAL, json.dumps(broken | {"headers": {}}))
+    fleet.submit(quick(5))
+    fleet.wait_done()
+    assert worker.process.poll() is None
+    fleet.finish()
+    assert worker.log.read_text().count("dropped") >= 7
+
+
+@pytest.mark.parametrize("garbage", [b"garbage", b"{}", b"[]", b"\xff\xfe"], ids=["text", "empty", "list", "bytes"])
+def test_f13_what_is_not_even_an_envelope(fleet: Fleet, broker: RedisServer, garbage: bytes) -> None:
+    """Something else writes into our list. A worker may end over it, if a supervisor can start it again."""
+    fleet.start()
+    broker.client.lpush(NORMAL, garbage)
+    fleet.submit(quick(5))
+    _supervise(fleet, 3)
+    fleet.finish()
+
+
+def _envelope(broker: RedisServer) -> bytes:
+    """A message as Celery makes it, taken from the queue again before anybody sees it."""
+    with app.connection_for_write(broker.url) as connection:
+        app.send_task(RUN, args=(["no-such-job-000001"],), connection=connection, queue="evalpool.low")
+    message = broker.client.lpop("evalpool.low")
+    if message is None:  # the worker was quicker
+        return _envelope(broker)
+    assert isinstance(message, bytes)
+    return message
+
+
+def _supervise(fleet: Fleet, seconds: float) -> list[int]:
+    """Start a new worker whenever there is none, for so long; the exit codes of those that ended."""
+    codes, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        code = fleet.workers[-1].process.poll()
+        if code is not None:
+            codes.append(code)
+            fleet.start(ready=False)
+        time.sleep(0.1)
+    return codes
+
+
+def _cheap(fleet: Fleet, broker: RedisServer, postgres: PostgresServer, messages: list[bytes]) -> None:
+    """A message about jobs that are done costs one transaction at most, with nobody else at the database."""
+    worker = fleet.start(EVALPOOL_RECONCILE_SECONDS="3600")
+    time.sleep(1.5)  # until its first look is over, and counted
+    before = _transactions(postgres, fleet)
+    for _ in range(100 // len(messages)):
+        broker.client.rpush(NORMAL, *messages)
+    pushed = 100 // len(messages) * len(messages)
+    fleet.wait_until("all of them are read", lambda: not broker.waiting() and not broker.unacked())
+    worker.stop(signal.SIGTERM)
+    eventually(lambda: _transactions(postgres, fleet) > before, 5)
+    assert _transactions(postgres, fleet) - before <= pushed + 10
+
+
+def _transactions(postgres: PostgresServer, fleet: Fleet) -> int:
+    name = fleet.store.database.url.database
+    (row,) = postgres.execute(f"SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = '{name}'")
+    return int(str(row[0]))
