@@ -49,7 +49,7 @@ app.conf.update(
         "socket_timeout": settings().redis_timeout,  # a half-open connection must surface
         "socket_connect_timeout": 5,
         "socket_keepalive": True,
-        "health_check_interval": 10,
+        "health_check_interval": max(1, min(10, settings().redis_timeout / 3)),
         "priority_steps": [0],  # one Redis list per queue
         "queue_order_strategy": "priority",  # the queues are read in the order given below
     },

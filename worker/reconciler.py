@@ -11,9 +11,9 @@ from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.reconciler")
 
-GRACE_SECONDS = 15.0
-"""How long a submission may take from its commit to its last message."""
-STALE_SECONDS = 10.0
+GRACE_LOOKS = 5
+"""How long a submission may take from its commit to its last message, in looks of a reconciler."""
+STALE_LOOKS = 3
 """How old an announcement must be before an empty queue proves that it was lost."""
 AT_ONCE = 5000
 
@@ -43,8 +43,9 @@ class Reconciler:
             log.warning("%d jobs lost their worker", expired, extra={"action": "leases_expired"})
         # A queue that is long and moves is no reason to ring again; one that is empty while jobs wait is.
         self._empty_looks = 0 if await self._announcer.backlog() else self._empty_looks + 1
-        stale = STALE_SECONDS if self._empty_looks >= 2 else None
-        waiting = await self._ledger.call(Store.unannounced, grace=GRACE_SECONDS, stale=stale, limit=AT_ONCE)
+        pace = self._settings.reconcile_seconds
+        stale = max(1.0, STALE_LOOKS * pace) if self._empty_looks >= 2 else None
+        waiting = await self._ledger.call(Store.unannounced, grace=GRACE_LOOKS * pace, stale=stale, limit=AT_ONCE)
         if waiting:
             await self._announcer.announce(waiting)
             self.counts["announced"] += len(waiting)

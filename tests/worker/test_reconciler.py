@@ -36,7 +36,7 @@ async def test_rows_that_were_committed_but_never_published_are_found(
     looking: Reconciler, store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await looking.look() == 0
-    monkeypatch.setattr(reconciler, "GRACE_SECONDS", -1)
+    monkeypatch.setattr(reconciler, "GRACE_LOOKS", -1)
     assert await looking.look() == 3
     assert queued(redis_url) == 3
     assert await looking.look() == 0
@@ -52,7 +52,8 @@ async def test_a_silent_workers_jobs_are_announced_again(looking: Reconciler, st
 async def test_an_emptied_queue_is_noticed_and_a_moving_one_left_alone(
     looking: Reconciler, store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconciler, "STALE_SECONDS", -1)
+    monkeypatch.setattr(reconciler, "max", min, raising=False)
+    monkeypatch.setattr(reconciler, "STALE_LOOKS", -1)
     celery.publish([(job_id, "normal") for job_id in IDS], 1)
     store.mark_published(IDS)
     assert [await looking.look() for _ in range(3)] == [0, 0, 0]
@@ -67,7 +68,7 @@ async def test_with_redis_away_nothing_is_marked(
     looking: Reconciler, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
-    monkeypatch.setattr(reconciler, "GRACE_SECONDS", -1)
+    monkeypatch.setattr(reconciler, "GRACE_LOOKS", -1)
     with pytest.raises(celery.UNREACHABLE):
         await looking.look()
     assert len(store.unannounced(grace=-1, stale=None, limit=9)) == 3

@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
 
 MAIN = "/box/main.py"
 READY = b"ready "
@@ -23,33 +22,44 @@ READY = b"ready "
 
 
 def run(args: list[str], report: int, sealed: int) -> None:
-    """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none."""
+    """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none.
+
+    From the program's first line to the check's last, nothing is called here but what was bound to a local before, and
+    no function of ours: a program can replace what modules hold, even a function's code, but not a running frame.
+    """
     main = _prepare(args)
-    # Bound here, where the program cannot reach them by patching modules: what comes after it must be what it says.
-    execute, exec_, compile_, read, write, leave = _execute, exec, compile, _read, os.write, os._exit
+    space, stage, code = vars(main), 0, 0
+    exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
     from_bytes, settrace, setprofile = int.from_bytes, sys.settrace, sys.setprofile
-    code = 0
     try:
         with open(MAIN, "rb") as file:
             source = file.read()
-        execute(source, MAIN, main, report, "syntax", "raised", exec_, compile_)
+        program = compile_(source, MAIN, "exec", dont_inherit=True)
+        stage = 1
+        exec_(program, space)
         if sealed >= 0:
             settrace(None)
             setprofile(None)
+            stage = 2
             write(report, READY)
-            check = read(sealed, from_bytes(read(sealed, 4), "big"))
-            execute(check, "/box/check.py", main, report, "raised", "assertion", exec_, compile_)
-            write(report, b"checked " + read(sealed, 32))
+            size, data, token = from_bytes(read(sealed, 4), "big"), b"", b""
+            while size_of(data) < size:
+                data += read(sealed, size - size_of(data))
+            exec_(compile_(data, "/box/check.py", "exec", dont_inherit=True), space)
+            while size_of(token) < 32:
+                token += read(sealed, 32 - size_of(token))
+            write(report, b"checked " + token)
     except SystemExit as leaving:
         code = _exit_code(leaving)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        _uncaught(error, stage, report)
         _finish(main)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # so ends an interpreter that was interrupted
         os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:  # printed where it was raised
-        code = 1
+    except BaseException as error:
+        code = _uncaught(error, stage, report)
     code = _finish(main) or code
-    leave(code & 0xFF)
+    os._exit(code & 0xFF)
 
 
 def _prepare(args: list[str]) -> types.ModuleType:
@@ -72,36 +82,23 @@ def _prepare(args: list[str]) -> types.ModuleType:
     return main
 
 
-def _execute(
-    source: bytes,
-    path: str,
-    main: types.ModuleType,
-    report: int,
-    unparsed: str,
-    failed: str,
-    exec_: Callable[..., None],
-    compile_: Callable[..., types.CodeType],
-) -> None:
-    """Compile and run; what goes wrong is printed as Python would, and noted in one word for the judge."""
+def _uncaught(error: BaseException, stage: int, report: int) -> int:
+    """Print it as Python would, without our own frame, and note it in one word for the judge."""
+    words = ("syntax", "raised", "assertion" if isinstance(error, AssertionError) else "raised")
+    word = "memory" if stage and isinstance(error, MemoryError) else words[stage]
     try:
-        code = compile_(source, path, "exec", dont_inherit=True)
-    except BaseException as error:
-        _say(report, unparsed)
-        _print_exception(error.with_traceback(None))
-        raise
-    del source
+        os.write(report, word.encode())
+    except OSError:
+        pass  # the program closed it: then nothing is said
+    traceback = error.__traceback__
+    error = error.with_traceback(traceback.tb_next if traceback and stage else None)
     try:
-        exec_(code, vars(main))
-    except SystemExit:
-        raise
-    except BaseException as error:
-        if isinstance(error, MemoryError):
-            _say(report, "memory")
-        else:
-            _say(report, failed if isinstance(error, AssertionError) else "raised")
-        traceback = error.__traceback__
-        _print_exception(error.with_traceback(traceback and traceback.tb_next))  # without our own frame
-        raise
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as second:
+        sys.__excepthook__(type(second), second, second.__traceback__)
+    return 1
 
 
 def _finish(main: types.ModuleType) -> int:
@@ -136,15 +133,6 @@ def _stream(fd: int, mode: str, name: str, errors: str) -> io.TextIOWrapper:
     return text
 
 
-def _print_exception(error: BaseException) -> None:
-    try:
-        sys.excepthook(type(error), error, error.__traceback__)
-    except SystemExit:
-        raise
-    except BaseException as second:
-        sys.__excepthook__(type(second), second, second.__traceback__)
-
-
 def _exit_code(leaving: SystemExit) -> int:
     code = leaving.code
     if code is None or isinstance(code, int):
@@ -154,20 +142,3 @@ def _exit_code(leaving: SystemExit) -> int:
     except Exception:
         pass
     return 1
-
-
-def _say(report: int, word: str) -> None:
-    try:
-        os.write(report, word.encode())
-    except OSError:
-        pass  # the program closed it: then nothing is said
-
-
-def _read(fd: int, size: int, read: Callable[[int, int], bytes] = os.read) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = read(fd, size - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return data
