@@ -47,6 +47,7 @@ class Engine:
         self._threads = ThreadPoolExecutor(CREATES_AT_ONCE, thread_name_prefix="docker")
         self._local = threading.local()
         self._clients: list[docker.APIClient] = []
+        self._condemned: set[str] = set()
 
     @property
     def api(self) -> docker.APIClient:
@@ -121,7 +122,8 @@ class Engine:
         return None
 
     def remove(self, container: str) -> None:
-        """Kill and remove a container; that it is gone already is as good."""
+        """Kill and remove a container; that it is gone already is as good. One that will not go is the sweeper's."""
+        self._condemned.add(container)
         try:
             self.api.remove_container(container, force=True)
         except NotFound:
@@ -129,10 +131,15 @@ class Engine:
         except DockerException as error:
             if "already in progress" not in str(error):
                 raise
+            return
+        self._condemned.discard(container)
 
     def sweep(self) -> int:
-        """Remove the containers whose owner on this machine is dead; how many there were."""
+        """Remove the containers whose owner on this machine is dead, and try again those of our own that would not go;
+        how many dead ones there were."""
         removed = 0
+        for container in list(self._condemned):
+            self.remove(container)
         for found in self.api.containers(all=True, filters={"label": OWNER}):
             if not owner_alive(found["Labels"][OWNER]):
                 self.remove(found["Id"])
