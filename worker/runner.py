@@ -108,7 +108,7 @@ class Runner:
         self._ledger = Ledger(store)
         self._announcer = Announcer(self._ledger, settings)
         self._engine = Engine(settings.docker_timeout)
-        self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping))
+        self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping, settings.image))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
@@ -129,6 +129,10 @@ class Runner:
             try:
                 await sandbox.start()
                 return sandbox
+            except SetupError as error:
+                if shape.image != self.settings.image:
+                    raise  # an image that the job named: its own affair
+                raise NoSandbox(str(error)) from error
             except NoAgent as error:
                 if shape.image not in self._without_agent:
                     log.warning("no Python in %s: the slow way (%s)", shape.image, error, extra={"action": "no_agent"})

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import socket
 import threading
 import time
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 OWNER = "org.evalpool.owner"
 """Label of every container of ours: the process that owns it, so that nobody else's is ever touched."""
+LATE_SECONDS = 300.0
+"""How long after our call the engine may still make a container that we no longer wait for."""
 CREATES_AT_ONCE = 4
 """The engine gets slower, not faster, with more."""
 
@@ -47,7 +50,8 @@ class Engine:
         self._threads = ThreadPoolExecutor(CREATES_AT_ONCE, thread_name_prefix="docker")
         self._local = threading.local()
         self._clients: list[docker.APIClient] = []
-        self._condemned: set[str] = set()
+        self._condemned: dict[str, float] = {}
+        """Containers of ours that must go, and until when one that is not there may still come."""
 
     @property
     def api(self) -> docker.APIClient:
@@ -77,7 +81,11 @@ class Engine:
 
     def launch(self, options: dict[str, Any]) -> tuple[str, int, str, socket.socket]:
         """Create, attach and start a container: its id, its process on the host, its image, its stream."""
-        container = self.api.create_container_from_config(options)["Id"]
+        name = f"evalpool-{secrets.token_hex(8)}"
+        # Known by its name before it exists: the engine may make it after we have given up waiting.
+        self._condemned[name] = time.monotonic() + LATE_SECONDS
+        container = self.api.create_container_from_config(options, name)["Id"]
+        del self._condemned[name]
         try:
             # Attached before the start, or the first bytes would be lost.
             attached = self.api.attach_socket(container, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
@@ -98,9 +106,9 @@ class Engine:
             str(event["Action"]) for event in self.api.events(since=since, until=until, filters=filters, decode=True)
         }
 
-    def ping(self) -> None:
-        """Raises when the engine does not answer."""
-        self.api.ping()
+    def ping(self, image: str) -> None:
+        """Raises when the engine does not answer, or has not got the image that most jobs need."""
+        self.api.inspect_image(image)
 
     def begin(self, container: str, argv: list[str], environment: list[str], uid: str) -> tuple[str, socket.socket]:
         """Start a process in a running container: its id and its stream. Only for images without an agent."""
@@ -123,16 +131,17 @@ class Engine:
 
     def remove(self, container: str) -> None:
         """Kill and remove a container; that it is gone already is as good. One that will not go is the sweeper's."""
-        self._condemned.add(container)
+        until = self._condemned.setdefault(container, 0.0)
         try:
             self.api.remove_container(container, force=True)
         except NotFound:
-            pass
+            if time.monotonic() < until:
+                return
         except DockerException as error:
             if "already in progress" not in str(error):
                 raise
             return
-        self._condemned.discard(container)
+        self._condemned.pop(container, None)
 
     def sweep(self) -> int:
         """Remove the containers whose owner on this machine is dead, and try again those of our own that would not go;
