@@ -10,8 +10,10 @@ from schemas.result import CaseResult, Metrics, Result
 from schemas.tables import Ran
 from schemas.verdict import Priority, State, Verdict
 
-HEAD_START = {Priority.HIGH: -500.0, Priority.NORMAL: 0.0, Priority.LOW: 500.0}
-"""How many turns a priority is ahead of, or behind, the others: it overtakes so many jobs and no more."""
+HEAD_START = {Priority.HIGH: -32.0, Priority.NORMAL: 0.0, Priority.LOW: 32.0}
+"""How many turns a priority is ahead of, or behind, the others."""
+STRIDE = {Priority.HIGH: 1 / 16, Priority.NORMAL: 1.0, Priority.LOW: 16.0}
+"""Turns from one job of a batch to its next: sixteen jobs of a higher priority to one of the next lower, never all."""
 
 _METRICS = tuple(Metrics.model_fields)
 _RAN = tuple(name for name in Ran.model_fields if name not in _METRICS and name != "verdict")
@@ -38,7 +40,7 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, now: float, turn: float) -> 
         "sample_id": _dump(spec.sample_id),
         "labels": _dump(spec.labels),
         "priority": spec.priority.value,
-        "rank": turn + 1 + seq + HEAD_START[spec.priority],
+        "rank": turn + 1 + seq * STRIDE[spec.priority] + HEAD_START[spec.priority],
         "state": State.QUEUED.value,
         "attempt": 0,
         "created_at": now,

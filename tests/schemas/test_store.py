@@ -164,7 +164,7 @@ def test_a_priority_overtakes_many_but_starves_nobody(store: Store) -> None:
         store.add_batch(f"h{served}", [JobSpec(code="x", priority=Priority.HIGH)], None, None)
         if store.lease(1, "w", 60)[0].batch_id == "low2":
             break
-    assert 100 < served < 2000
+    assert 10 < served < 200
 
 
 def test_the_first_result_wins(store: Store) -> None:
