@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import docker
+from sqlalchemy import text
 
 from api import submit_batch
 from api.handles import BatchHandle
@@ -83,10 +84,11 @@ class Fleet:
 
     def done(self) -> int:
         """Jobs with a result, over all batches."""
-        return sum(self.store.progress(batch_id).done for batch_id in self.expected)
+        with self.store.database.read() as db:
+            return int(db.execute(text("SELECT count(*) FROM results")).scalar_one())
 
     def total(self) -> int:
-        return sum(map(len, self.expected.values()))
+        return sum(map(len, list(self.expected.values())))
 
     def wait_done(self, count: int | None = None, seconds: float = PATIENCE) -> None:
         """Until so many jobs, or all, have their results; fails at once when nobody is left to make them."""
@@ -137,7 +139,7 @@ class Fleet:
 
     def state(self) -> str:
         """How things stand, for the message of a failure."""
-        progress = [str(self.store.progress(batch_id)) for batch_id in self.expected]
+        progress = [str(self.store.progress(batch_id)) for batch_id in list(self.expected)[-4:]]
         queues = (
             f"queued {self.broker.waiting()}, unacked {self.broker.unacked()}" if self.broker.process else "no Redis"
         )
@@ -149,5 +151,7 @@ class Fleet:
 
 
 def _tail(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if "job_finished" not in line]
-    return "\n".join(lines)[-TAIL:]
+    """Without the banner and the jobs that went well."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    telling = (line for line in lines if line[:1] not in ("", " ", "-", "[") and "job_finished" not in line)
+    return "\n".join(telling)[-TAIL:]

@@ -1,4 +1,4 @@
-"""A link that can be made slow, lossy, silent or dead, in front of a Redis (TCP) or of a Docker engine (a socket file)."""
+"""A link that can be made slow, lossy, silent or dead, in front of a Redis (TCP) or a Docker engine (a socket file)."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ class Proxy:
         self.loss = 0.0
         """Share of the pieces that arrive only after a retransmission."""
         self.late: tuple[bytes, float] | None = None
-        """Answers to requests that begin so come so many seconds late."""
+        """Answers to requests with these words in their first line come so many seconds late."""
         self.accepted = 0
         self._random = random.Random(seed)
         self._links: set[Link] = set()
@@ -154,8 +154,8 @@ class Proxy:
 
     async def _weather(self, link: Link, data: bytes, asking: bool) -> None:
         if self.late is not None:
-            start, seconds = self.late
-            if asking and data.startswith(start):
+            words, seconds = self.late
+            if asking and words in data.partition(b"\r\n")[0]:
                 link.held = True
             elif not asking and link.held:
                 link.held = False

@@ -9,13 +9,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 
-import docker
 import psycopg
 import redis
-from docker.errors import DockerException
 from psycopg import sql
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -38,7 +36,7 @@ def wait_for(what: str, condition: Callable[[], object], seconds: float = PATIEN
     """Until it holds; what raises an error of a server that is not up yet does not hold."""
     end = time.monotonic() + seconds
     while True:
-        with suppress(redis.RedisError, psycopg.Error, DockerException, OSError):
+        with suppress(redis.RedisError, psycopg.Error, OSError):
             if condition():
                 return
         if time.monotonic() > end:
@@ -185,9 +183,9 @@ class Dockerd:
             raise Missing("no tmpfs can be mounted here")
         try:
             self.start()
-            saved = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
-            subprocess.run(["docker", "-H", self.host, "load"], stdin=saved.stdout, check=True, capture_output=True)
-            assert saved.wait() == 0
+            with subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saved:
+                subprocess.run(["docker", "-H", self.host, "load"], stdin=saved.stdout, check=True, capture_output=True)
+            assert saved.returncode == 0
             self.docker("tag", image, "evalpool/kept:1")  # so that the image can lose its name and get it back
         except BaseException:
             self.close()
@@ -216,8 +214,11 @@ class Dockerd:
                 (self.place / left).unlink(missing_ok=True)
 
     def _answers(self) -> bool:
-        with closing(docker.DockerClient(self.host, timeout=20)) as client:
-            return bool(client.ping())
+        with socket.socket(socket.AF_UNIX) as engine:
+            engine.settimeout(20)
+            engine.connect(str(self.socket))
+            engine.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+            return b" 200 " in engine.recv(100)
 
     def docker(self, *arguments: str) -> str:
         """What the command line tool says of it."""

@@ -64,12 +64,12 @@ def test_f3_killed_between_commit_and_ack(fleet: Fleet, broker: RedisServer, red
 
 def test_f4_a_warm_stop_drains(fleet: Fleet, broker: RedisServer) -> None:
     worker = fleet.start()
-    batch = fleet.submit(sleepers(20, 0.5))
+    batch = fleet.submit(sleepers(10, 0.5))
     fleet.wait_until("jobs run", lambda: fleet.store.progress(batch.id).running >= 2)
     assert worker.stop(signal.SIGTERM) == 0
     progress = fleet.store.progress(batch.id)
     assert (broker.unacked(), progress.running) == (0, 0)
-    assert 0 < progress.finished < 20  # what ran was finished, the rest was not begun
+    assert 0 < progress.finished < 10  # what ran was finished, the rest was not begun
     assert fleet.clean(worker)
     fleet.start()
     fleet.finish()
@@ -79,7 +79,7 @@ def test_f4_a_warm_stop_drains(fleet: Fleet, broker: RedisServer) -> None:
 @pytest.mark.parametrize("signals", [(signal.SIGQUIT,), (signal.SIGTERM, signal.SIGTERM)], ids=["quit", "term twice"])
 def test_f5_a_cold_stop_puts_the_jobs_back(fleet: Fleet, signals: tuple[signal.Signals, ...]) -> None:
     worker = fleet.start(EVALPOOL_LEASE_SECONDS="600")  # so that a lease that is left would never run out in time
-    batch = fleet.submit(sleepers(6, 4))
+    batch = fleet.submit(sleepers(3, 3))
     fleet.wait_until("jobs run", lambda: fleet.store.progress(batch.id).running >= 2)
     begun = time.monotonic()
     for each in signals:
@@ -91,10 +91,13 @@ def test_f5_a_cold_stop_puts_the_jobs_back(fleet: Fleet, signals: tuple[signal.S
     fleet.wait_until("its containers are gone", lambda: fleet.clean(worker), 10)
     fleet.start()
     fleet.finish()
-    assert fleet.store.progress(batch.id).verdicts == {Verdict.PASSED: 6}
+    assert fleet.store.progress(batch.id).verdicts == {Verdict.PASSED: 3}
 
 
 def _committed(ledger: Store) -> dict[str, tuple[object, ...]]:
     with ledger.database.read() as db:
-        query = text("SELECT r.job_id, r.attempt, r.finished_at, r.worker, j.attempt FROM results r JOIN jobs j ON j.id = r.job_id")
+        query = text(
+            "SELECT r.job_id, r.attempt, r.finished_at, r.worker, j.attempt "
+            "FROM results r JOIN jobs j ON j.id = r.job_id"
+        )
         return {row[0]: tuple(row) for row in db.execute(query)}

@@ -19,7 +19,7 @@ from schemas import JobSpec, Limits, Result, Verdict
 from schemas.job import MAX_TEXT
 from tests.conftest import PATIENCE, WorkerProcess
 from tests.hostile.case import HostileCase, Step
-from tests.hostile.host import Boxes, pid_of, resident, strangers, written
+from tests.hostile.host import Box, Boxes, pid_of, resident, strangers, written
 
 SLOTS = 2
 POOL = SLOTS + 1
@@ -27,7 +27,8 @@ GROWTH = 32 << 20
 LOG_LINE = 1000
 
 CANARY = JobSpec(
-    code="import os, sys, threading\nprint(input(), sorted(os.listdir('.')), os.listdir('/tmp'), os.listdir('/dev/shm'),"
+    code="import os, sys, threading\n"
+    "print(input(), sorted(os.listdir('.')), os.listdir('/tmp'), os.listdir('/dev/shm'),"
     " threading.active_count(), sys.gettrace(), os.umask(18))",
     stdin="all well",
     limits=Limits(cpu_seconds=2, wall_seconds=20),
@@ -37,10 +38,10 @@ CANARY_SAYS = "all well ['main.py'] [] [] 1 None 18\n"
 NEIGHBOUR = JobSpec(
     code="import fcntl, os\nprint(sum(i * i % 7 for i in range(int(input()))),"
     " [fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) for fd in (1, os.pipe()[0])])",
-    stdin="1000000",
+    stdin="500000",
     limits=Limits(cpu_seconds=5, wall_seconds=30),
 )
-NEIGHBOUR_SAYS = "1999998 [65536, 65536]\n"
+NEIGHBOUR_SAYS = "999999 [65536, 65536]\n"
 NEIGHBOUR_FACTOR = 2.5
 """How much more CPU time it may take than when alone: caches and the second thread of a core are shared."""
 
@@ -68,6 +69,8 @@ class Stack:
         self.dockerd = pid_of("dockerd")
         self.own = 1
         """Processes of a sandbox in which nothing runs: the agent, and what some runtimes need for themselves."""
+        self.blamed: set[str] = set()
+        """Containers that outstayed an earlier case: said once, the next case is not to blame for them."""
 
     def warm_up(self) -> None:
         """Everything once, so that what comes later is compared with a worker in full swing."""
@@ -124,8 +127,8 @@ class Stack:
         problems += [problem for step, result in seen.results for problem in _well_formed(step, result)]  # G8
         problems += [problem for result in seen.canaries for problem in _unlike(result, CANARY_SAYS)]  # G3
         problems += self._neighbour(seen)  # G9
-        problems += self._settle(seen.case.agent_may_die)  # G4, G7
-        problems += self._host()  # G5
+        problems += self._settle(seen.case.agent_may_die)  # G4, G5, G7
+        problems += [f"G5 on the host: {each}" for each in strangers()]
         problems += self._memory()  # G6
         problems += self._log(seen, log_start)  # G10
         if self.worker.process.poll() is not None:
@@ -154,20 +157,25 @@ class Stack:
     def _settle(self, agent_may_die: bool = False) -> list[str]:
         """Wait for the pool to be whole and idle: as many containers as it should have, and in each the agent alone."""
         state: list[str] = []
+        busy: set[str] = set()
+        alive: list[Box] = []
 
         def idle() -> bool:
-            alive = self.boxes.alive()
+            alive[:] = [box for name, box in self.boxes.alive().items() if name not in self.blamed]
             state[:] = [f"G7 {len(alive)} containers"] if len(alive) != POOL else []
-            for box in alive.values():
+            busy.clear()
+            for box in alive:
                 try:
                     processes = self.boxes.processes(box)
                 except OSError:
                     processes = 0
                 if processes != self.own:
+                    busy.add(box.id)
                     state.append(f"G4 {processes} processes in {box.id[:12]}")
             return not state
 
         _wait(idle, 15)
+        self.blamed |= busy
         problems = list(state)
         if not agent_may_die:
             problems += [f"the agent of {box[:12]} died" for box in self.boxes.died_by_themselves()]
@@ -179,11 +187,8 @@ class Stack:
 
         _wait(clean, 10)
         self.boxes.forget_gone()
-        return problems + [f"G5 left behind: {each}" for each in left]
-
-    def _host(self) -> list[str]:
-        problems = [f"G5 on the host: {each}" for each in strangers()]
-        for box in self.boxes.alive().values():
+        problems += [f"G5 left behind: {each}" for each in left]
+        for box in alive:
             size = written(box)
             if size:
                 problems.append(f"G5 {size} bytes on disk in the writable layer of {box.id[:12]}")

@@ -17,12 +17,14 @@ CASES = load()
 FAST = [case for case in CASES if case.fast]
 COLD = {"env": {"PYTHONNOUSERSITE": "1"}}
 """A job that sets a PYTHON… variable gets an interpreter of its own instead of a fork of the warm one."""
+HARNESS = {*range(7, 13), *range(33, 45), *range(59, 61), *range(69, 110), 115, 116, 117, 119, 120, 121}
 SEEDS = range(1, 21)
 
 
 def _rounds() -> list[Any]:
-    """All cases twice on the same sandboxes; then the fast ones on fresh sandboxes and in cold interpreters."""
-    python = [case for case in FAST if case.tool == "python_executor" and not case.env]
+    """All cases twice on the same sandboxes; then the fast ones on fresh sandboxes; then those that are about the
+    harness once more in cold interpreters."""
+    python = [case for case in FAST if case.number in HARNESS and case.tool == "python_executor" and not case.env]
     rounds: tuple[tuple[str, list[HostileCase], dict[str, Any]], ...] = (
         ("first", CASES, {}),
         ("second", CASES, {}),

@@ -1,0 +1,107 @@
+"""F21 to F24: a ledger that is locked, restarted, away, or of another version."""
+
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from tests.faults.fleet import Fleet
+from tests.faults.jobs import mixed, quick, sleepers
+from tests.faults.servers import PostgresServer, RedisServer
+
+POSTGRES = pytest.mark.parametrize("ledger", ["postgresql"], indirect=True)
+BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
+
+
+def test_f21_sqlite_locked_by_another_writer(fleet: Fleet, tmp_path: Path) -> None:
+    """For 7 seconds instead of 30: more than twice as long as a lease, so that every lease runs out meanwhile."""
+    first, second = fleet.start(ready=False), fleet.start(ready=False)
+    first.wait_ready(), second.wait_ready()
+    fleet.submit(sleepers(30, 0.3))
+    fleet.wait_done(5)
+    other = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None, timeout=30)
+    other.execute("BEGIN IMMEDIATE")
+    time.sleep(7)
+    other.execute("ROLLBACK")
+    other.close()
+    fleet.finish()
+    assert fleet.workers == [first, second]
+
+
+@POSTGRES
+def test_f22_postgresql_restarted_and_its_sessions_ended(fleet: Fleet, postgres: PostgresServer) -> None:
+    """It crashes and recovers, as a failover looks from outside; then every session is ended, again and again."""
+    worker = fleet.start()
+    fleet.submit(mixed(80, seconds=0.15))
+    fleet.wait_done(10)
+    postgres.stop(signal.SIGQUIT)
+    postgres.start()
+    for done in (25, 40, 55):
+        fleet.wait_done(done)
+        postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 't%'")
+    fleet.finish()
+    assert fleet.workers == [worker]
+
+
+@POSTGRES
+def test_f23_the_database_down(fleet: Fleet, postgres: PostgresServer, broker: RedisServer) -> None:
+    """For 8 seconds instead of 5 minutes: longer than a lease, and than a message stays with its worker."""
+    worker = fleet.start()
+    fleet.submit(sleepers(30, 0.2))
+    fleet.wait_done(5)
+    before = _resident(worker.pid)
+    postgres.stop(signal.SIGQUIT)
+    time.sleep(8)
+    assert worker.process.poll() is None
+    assert broker.waiting() + broker.unacked() > 0  # nothing was acknowledged that is not done
+    assert _resident(worker.pid) - before < 50 << 20
+    postgres.start()
+    fleet.finish()
+
+
+@POSTGRES
+def test_f23_a_worker_told_to_stop_while_the_database_is_down(fleet: Fleet, postgres: PostgresServer) -> None:
+    """It must not wait for ever; what it could not commit runs again."""
+    worker = fleet.start(EVALPOOL_GRACE_SECONDS="2")
+    fleet.submit(sleepers(12, 0.5))
+    fleet.wait_done(2)
+    postgres.stop(signal.SIGQUIT)
+    time.sleep(1.5)
+    worker.process.send_signal(signal.SIGTERM)
+    code: int | None = None
+    try:
+        code = worker.process.wait(30)
+    finally:
+        postgres.start()
+    assert code is not None
+    fleet.wait_until("its containers are gone", lambda: fleet.clean(worker), 10)
+    fleet.start()
+    fleet.finish()
+
+
+@BOTH
+def test_f24_a_schema_of_tomorrow_is_refused(fleet: Fleet) -> None:
+    """By a worker that starts; one that runs goes on."""
+    old = fleet.start()
+    fleet.submit(quick(2))
+    fleet.wait_done()
+    with fleet.store.database.write() as db:
+        now = db.execute(text("SELECT version_num FROM alembic_version")).scalar_one()
+        db.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    new = fleet.start(ready=False)
+    assert new.process.wait(60) == 1
+    assert "9999" in new.log.read_text()
+    assert "upgrade evalpool" in new.log.read_text()
+    with fleet.store.database.write() as db:
+        db.execute(text("UPDATE alembic_version SET version_num = :now"), {"now": now})
+    assert old.process.poll() is None
+    fleet.submit(quick(2))
+    fleet.finish()
+
+
+def _resident(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10

@@ -1,0 +1,308 @@
+"""F14 to F20 and F31: sandboxes that vanish, an engine that is restarted, frozen, full, or answers too late."""
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import APIError, DockerException
+
+from schemas import JobSpec, Limits, Verdict
+from schemas.rows import job_id
+from schemas.settings import Settings
+from tests.conftest import WorkerProcess, containers, eventually, missing
+from tests.faults.fleet import Fleet
+from tests.faults.jobs import Known, mixed, quick, sleepers
+from tests.faults.proxy import Proxy
+from tests.faults.servers import Dockerd
+from worker.sandbox.engine import OWNER
+
+IDLE = 1
+"""Processes of a sandbox in which nothing runs."""
+IMAGE = Settings.model_fields["image"].default
+
+
+def test_f14_a_poison_job_is_given_up_and_the_others_do_not_notice(fleet: Fleet) -> None:
+    """Whoever runs it loses the container, by our own hand."""
+    worker = fleet.start()
+    poison = Known(JobSpec(code="sleep 4242", tool="bash", limits=Limits(wall_seconds=600)), Verdict.SANDBOX_ERROR)
+    batch = fleet.submit([*mixed(40), poison])
+    with _killer(fleet, worker, "sleep 4242") as killed:
+        fleet.wait_done()
+    fleet.finish()
+    result = fleet.store.results([job_id(batch.id, 40)])[0]
+    assert result.attempt == 3
+    assert len(killed) >= 3
+    assert "attempt 3" in result.detail
+
+
+def test_f15_huge_output_is_capped_and_a_worker_that_runs_out_of_memory_is_replaced(fleet: Fleet) -> None:
+    """The kernel ends a worker for memory with SIGKILL, and so do we."""
+    worker = fleet.start()
+    fleet.submit(quick(4))
+    fleet.wait_done()
+    before = _resident(worker)
+    loud = JobSpec(code="import os\nwhile 1: os.write(1, b'x' * (1 << 20))", limits=Limits(cpu_seconds=10))
+    honest = JobSpec(code="print('x' * 900_000)")
+    fleet.submit([Known(loud, Verdict.OUTPUT_LIMIT)] * 2 + [Known(honest, Verdict.PASSED)] * 8)
+    fleet.wait_done()
+    assert _resident(worker) - before < 100 << 20
+    fleet.submit(mixed(40))
+    fleet.wait_done(20)
+    worker.stop(signal.SIGKILL)
+    fleet.start()
+    fleet.finish()
+
+
+def test_f16_a_leased_sandbox_removed(fleet: Fleet) -> None:
+    """One after the other and all at once."""
+    worker = fleet.start()
+    fleet.submit(sleepers(6, 1))
+    fleet.wait_until("jobs run", lambda: fleet.store.progress(next(iter(fleet.expected))).running)
+    for box in fleet.boxes(worker):
+        with suppress(APIError):
+            fleet.engine.api.remove_container(box, force=True)
+        time.sleep(0.3)
+    fleet.submit(mixed(30))
+    fleet.wait_done(8)
+    for box in fleet.boxes(worker):
+        with suppress(APIError):
+            fleet.engine.api.remove_container(box, force=True)
+    fleet.finish()
+
+
+def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fault(
+    fleet: Fleet, engine_link: Proxy
+) -> None:
+    """Each time the agent sees the end of its standard input, and the container ends by itself, so to speak."""
+    worker = fleet.start(DOCKER_HOST=engine_link.url)
+    fleet.submit(sleepers(1, 1.5))
+    seen: set[str] = set()
+    while len(seen) < 4:
+        fleet.wait_until("it runs anew", lambda seen=frozenset(seen): _busy(fleet, worker) - seen)
+        seen |= _busy(fleet, worker)
+        engine_link.cut()
+        engine_link.mend()
+    fleet.finish()
+
+
+@pytest.mark.parametrize(
+    ("how", "options"), [(signal.SIGTERM, ()), (signal.SIGKILL, ("--live-restore",))], ids=["stopped", "live restore"]
+)
+def test_f17_the_engine_restarted(
+    fleet: Fleet, own_engine: Dockerd, how: signal.Signals, options: tuple[str, ...]
+) -> None:
+    own_engine.stop()
+    own_engine.start(*options)
+    worker = fleet.start()
+    fleet.submit(mixed(60, seconds=0.2))
+    fleet.wait_done(10)
+    own_engine.stop(how)
+    time.sleep(1)
+    own_engine.start(*options)
+    fleet.finish()
+    assert fleet.workers == [worker]
+
+
+def test_f18_the_engine_frozen(fleet: Fleet, own_engine: Dockerd) -> None:
+    """For 6 seconds instead of 30, and with 2 seconds instead of 60 until a call is given up."""
+    worker = fleet.start(EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
+    batch = fleet.submit(mixed(60))
+    fleet.wait_done(10)
+    assert own_engine.process is not None
+    own_engine.process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    own_engine.process.send_signal(signal.SIGCONT)
+    fleet.finish()
+    assert fleet.workers == [worker]
+    assert "breaker_open" in worker.log.read_text()
+    assert Verdict.SANDBOX_ERROR not in fleet.store.progress(batch.id).verdicts
+
+
+def test_f18_the_engine_silent(fleet: Fleet, engine_link: Proxy) -> None:
+    """The same through a link, so that not even the streams of running sandboxes say anything."""
+    worker = fleet.start(DOCKER_HOST=engine_link.url, EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
+    fleet.submit(mixed(40))
+    fleet.wait_done(10)
+    engine_link.freeze()
+    time.sleep(5)
+    engine_link.thaw()
+    fleet.finish()
+    assert fleet.workers == [worker]
+
+
+def test_f19_the_image_vanishes(fleet: Fleet, own_engine: Dockerd) -> None:
+    """Jobs wait, none fails, and the worker says why; a worker that starts meanwhile refuses to."""
+    worker = fleet.start(EVALPOOL_MAX_USES="2")
+    batch = fleet.submit(mixed(30))
+    fleet.wait_done(6)
+    own_engine.docker("rmi", "--force", IMAGE)
+    try:
+        eventually(lambda: "images build" in worker.log.read_text(), 30)
+        late = fleet.start(ready=False)
+        assert late.process.wait(60) == 1
+        assert "images build" in late.log.read_text()
+        time.sleep(2)
+        progress = fleet.store.progress(batch.id)
+        assert progress.queued + progress.running > 0
+        assert Verdict.SANDBOX_ERROR not in progress.verdicts
+        assert worker.process.poll() is None
+    finally:
+        own_engine.docker("tag", "evalpool/kept:1", IMAGE)
+    fleet.finish()
+    # nobody's fault, nobody's attempt
+    assert all(result.attempt == 1 for result in fleet.store.batch_results(batch.id))
+
+
+def test_f20_the_disk_of_the_engine_is_full(fleet: Fleet, own_engine: Dockerd) -> None:
+    worker = fleet.start(EVALPOOL_MAX_USES="2")
+    batch = fleet.submit(mixed(30))
+    fleet.wait_done(6)
+    with _full(own_engine.data):
+        eventually(lambda: "no space" in worker.log.read_text(), 30)
+        time.sleep(2)
+        assert Verdict.SANDBOX_ERROR not in fleet.store.progress(batch.id).verdicts
+    fleet.finish()
+    assert fleet.workers == [worker]
+
+
+def test_f20_the_disk_of_the_ledger_is_full(fleet: Fleet, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SQLite file lies on it. Nothing is lost, the error is told, and all goes on when there is room."""
+    from schemas.database import Database
+    from schemas.store import Store
+
+    url = f"sqlite:///{small_disk / 'ledger.db'}"
+    monkeypatch.setenv("EVALPOOL_DATABASE_URL", url)
+    fleet.store = Store(Database(url))
+    worker = fleet.start()
+    wordy = [
+        Known(JobSpec(code=f"print({i})\nprint('x' * 20_000)"), Verdict.PASSED, f"{i}\n{'x' * 20_000}\n")
+        for i in range(100)
+    ]
+    fleet.submit(wordy)
+    fleet.wait_done(5)
+    with _full(small_disk):
+        eventually(lambda: "disk is full" in worker.log.read_text(), 30)
+        time.sleep(3)
+        assert worker.process.poll() is None
+    fleet.finish()
+    with fleet.store.database.read() as db:
+        assert db.exec_driver_sql("PRAGMA integrity_check").scalar() == "ok"
+    fleet.store.database.close()
+
+
+def test_f20_the_disk_of_the_logs_is_full(fleet: Fleet, small_disk: Path) -> None:
+    place, fleet.place = fleet.place, small_disk
+    worker = fleet.start()
+    fleet.place = place
+    with _full(small_disk):
+        fleet.submit(mixed(30))
+        fleet.finish()
+    assert fleet.workers == [worker]
+
+
+def test_f31_a_container_that_nobody_waited_for_is_swept(fleet: Fleet) -> None:
+    """Created, never attached, never started, and its owner is dead: nothing but a label speaks of it."""
+    dead = fleet.start()
+    label = fleet.engine.containers.get(fleet.boxes(dead)[0]).labels[OWNER]
+    dead.stop(signal.SIGKILL)
+    eventually(lambda: fleet.clean(dead), 5)
+    fleet.engine.api.create_container(IMAGE, labels={OWNER: label}, command=["true"], entrypoint=[])
+    assert len(fleet.boxes(dead)) == 1
+    fleet.start()
+    eventually(lambda: fleet.clean(dead), 5)
+    fleet.submit(quick(3))
+    fleet.finish()
+
+
+def test_f31_a_create_call_that_returns_after_our_timeout(fleet: Fleet, engine_link: Proxy) -> None:
+    """Its answer comes 4 seconds late, after 2 we have given it up: the container must not stay."""
+    worker = fleet.start(DOCKER_HOST=engine_link.url, EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
+    engine_link.late = (b"/containers/create", 4.0)
+    fleet.submit(mixed(30))
+    eventually(lambda: "breaker_open" in worker.log.read_text() or "refill_failed" in worker.log.read_text(), 30)
+    time.sleep(4)
+    engine_link.late = None
+    fleet.wait_done()
+    fleet.wait_until("no container too many", lambda: len(fleet.boxes(worker)) <= 3, 20)
+    fleet.finish()
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        missing("no tmpfs can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@contextmanager
+def _full(place: Path) -> Iterator[None]:
+    """Not a byte is free there."""
+    filler = place / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+    with filler.open("ab", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(b"x")
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextmanager
+def _killer(fleet: Fleet, worker: WorkerProcess, words: str) -> Iterator[list[str]]:
+    """Kills every container in which such a process runs, as soon as it is seen."""
+    killed: list[str] = []
+    over = threading.Event()
+    client = docker.from_env(timeout=60)
+
+    def look() -> None:
+        while not over.wait(0.1):
+            for box in containers(client, worker.pid):
+                with suppress(DockerException):
+                    if _is_in(client, box, words):
+                        client.api.remove_container(box, force=True)
+                        killed.append(box)
+
+    thread = threading.Thread(target=look, name="killer")
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
+        client.close()
+
+
+def _busy(fleet: Fleet, worker: WorkerProcess) -> set[str]:
+    """The containers of a worker in which a job runs: there is more than the agent."""
+    found = set()
+    for box in fleet.boxes(worker):
+        with suppress(DockerException):
+            if len(fleet.engine.api.top(box)["Processes"] or ()) > IDLE:
+                found.add(box)
+    return found
+
+
+def _is_in(client: docker.DockerClient, box: str, words: str) -> bool:
+    return any(words in " ".join(process) for process in client.api.top(box)["Processes"] or ())
+
+
+def _resident(worker: WorkerProcess) -> int:
+    status = Path(f"/proc/{worker.pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) << 10
