@@ -68,7 +68,7 @@ def test_a_job_is_stored_and_queued(store: Store, redis_url: str) -> None:
 def test_a_batch_takes_specs_and_mappings_and_keeps_their_order(store: Store, redis_url: str) -> None:
     given: list[Any] = [JobSpec(code="a", priority="low"), {"code": "b", "cases": [Case("1", "2")]}, {"code": "c"}]
     batch = submit_batch(iter(given), name="three")
-    leased = store.lease([f"{batch.id}-{seq:06d}" for seq in range(3)], "me", 60)
+    leased = store.lease(3, "me", 60)
     assert [lease.spec.code for lease in leased] == ["a", "b", "c"]
     assert store.batch(batch.id).name == "three"
     assert get_batch(batch.id).progress().total == 3

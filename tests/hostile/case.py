@@ -32,6 +32,9 @@ class Step(BaseModel):
     probe: bool = False
     """Put `probe.py` beside the program: raw system calls, and attempts that must fail."""
     cases: tuple[Case, ...] = ()
+    cases_repeat: int = 1
+    """The cases are this many copies of `cases`."""
+    stop_early: bool = True
     limits: dict[str, Any] = {}
     """By default 2 s of CPU and 10 s of wall time."""
 
@@ -70,7 +73,8 @@ class Step(BaseModel):
             "args": tuple(each * self.args_repeat for each in self.args),
             "env": self.env,
             "files": files,
-            "cases": self.cases,
+            "cases": self.cases * self.cases_repeat,
+            "stop_early": self.stop_early,
             "limits": self.allowed,
         }
         return JobSpec(**given | more)

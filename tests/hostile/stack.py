@@ -240,7 +240,7 @@ def _wait(condition: Callable[[], bool], seconds: float) -> None:
 
 
 def _in_time(step: Step, result: Result) -> list[str]:
-    runs = max(1, len(step.cases))
+    runs = max(1, len(step.cases) * step.cases_repeat)
     limit = step.allowed.wall
     problems = []
     if result.metrics.wall_seconds > runs * (limit + 1):
