@@ -68,7 +68,7 @@ def test_a_job_is_stored_and_queued(store: Store, redis_url: str) -> None:
 def test_a_batch_takes_specs_and_mappings_and_keeps_their_order(store: Store, redis_url: str) -> None:
     given: list[Any] = [JobSpec(code="a", priority="low"), {"code": "b", "cases": [Case("1", "2")]}, {"code": "c"}]
     batch = submit_batch(iter(given), name="three")
-    leased = store.lease(3, "me", 60)
+    leased = sorted(store.lease(3, "me", 60), key=lambda lease: lease.job_id)
     assert [lease.spec.code for lease in leased] == ["a", "b", "c"]
     assert store.batch(batch.id).name == "three"
     assert get_batch(batch.id).progress().total == 3
