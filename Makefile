@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check setup up down lock clean
+.PHONY: help demo test faults soak check setup up down lock clean
 
 ARGS ?=
 MINUTES ?= 10
@@ -16,6 +16,10 @@ demo: ## install everything, evaluate a bundled benchmark end to end, print the 
 test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
 	@deploy/setup docker redis venv image testing
 	@$(BIN)/pytest $(ARGS)
+
+faults: ## break one thing at a time, and audit the ledger after each
+	@deploy/setup docker redis venv image testing
+	@$(BIN)/pytest tests/faults $(ARGS)
 
 soak: ## break something every few seconds for MINUTES, then audit the ledger
 	@deploy/setup
