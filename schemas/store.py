@@ -191,7 +191,8 @@ class Store:
         """Store results, all in one commit; the first one of a job wins. The job ids that were new."""
         if not results:
             return set()
-        ordered = sorted(results, key=lambda result: result.job_id)  # one order for all writers: no deadlock
+        first = {result.job_id: result for result in reversed(results)}
+        ordered = [first[job_id] for job_id in sorted(first)]  # one order for all writers: no deadlock
         with self.database.write() as db:
             added = db.execute(
                 _upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id),

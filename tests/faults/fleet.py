@@ -13,6 +13,7 @@ from sqlalchemy import text
 from api import submit_batch
 from api.handles import BatchHandle
 from schemas import QueueUnavailable, Verdict
+from schemas.rows import job_id
 from schemas.store import Store
 from tests.conftest import PATIENCE, WorkerProcess, containers, eventually
 from tests.faults.audit import audit
@@ -81,6 +82,12 @@ class Fleet:
             raise
         self.expected[batch.id] = jobs
         return batch
+
+    def cancel(self, batch: BatchHandle) -> None:
+        """Cancel what is left of a batch: from now on that is as good as the known verdicts."""
+        for index, known in enumerate(self.expected[batch.id]):
+            self.instead[job_id(batch.id, index)] = (known.verdict, Verdict.CANCELLED)
+        batch.cancel()
 
     def done(self) -> int:
         """Jobs with a result, over all batches."""

@@ -1,5 +1,6 @@
 """Servers of our own, to be killed, stopped and started again: Redis, PostgreSQL, a second Docker engine."""
 
+import ctypes
 import os
 import pwd
 import shutil
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 PATIENCE = 60.0
+PR_SET_PDEATHSIG = 1
 
 
 class Missing(Exception):  # noqa: N818 - a fact about this machine
@@ -30,6 +32,35 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def dying_with_us() -> Callable[[], None]:
+    """For a child to call before its exec: when we are killed, and so cannot end it, the kernel does."""
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != parent:  # it died before we could ask
+            os._exit(1)
+
+    return ask
+
+
+def own_place(prefix: str) -> Path:
+    """A new directory in /tmp with our pid in its name. Those of the dead, who could not tidy up, are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}-*-*"):
+        pid = left.name.split("-")[-2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            remove_place(left)
+    return Path(tempfile.mkdtemp(prefix=f"{prefix}-{os.getpid()}-"))
+
+
+def remove_place(place: Path) -> None:
+    """With all that is mounted below."""
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for mount in sorted((each for each in mounts if each.startswith(f"{place}/")), reverse=True):
+        subprocess.run(["umount", "-l", mount], capture_output=True)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 def wait_for(what: str, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
@@ -67,7 +98,9 @@ class RedisServer:
             self._binary, "--port", str(self.port), "--bind", self.host, "--protected-mode", "no", "--save", "",
             "--appendonly", "yes", "--appendfsync", "everysec", "--dir", str(self._place),
         ]  # fmt: skip
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, start_new_session=True, preexec_fn=dying_with_us()
+        )
         wait_for("redis", self.client.ping)
         return self
 
@@ -97,7 +130,7 @@ class PostgresServer:
             raise Missing("no PostgreSQL server here: apt-get install postgresql")
         self._bin = versions[-1].parent
         self._user = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
-        self.place = Path(tempfile.mkdtemp(prefix="evalpool-pg-"))
+        self.place = own_place("evalpool-pg")
         shutil.chown(self.place, self._user)
         self._data = self.place / "data"
         self._listen, self.port = listen, free_port()
@@ -115,7 +148,8 @@ class PostgresServer:
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [str(self._bin / "postgres"), "-D", str(self._data), *settings],
-                stdout=log, stderr=log, cwd=self.place, start_new_session=True, **self._as_user(),
+                stdout=log, stderr=log, cwd=self.place, start_new_session=True, preexec_fn=dying_with_us(),
+                **self._as_user(),
             )  # fmt: skip
         wait_for("postgres", lambda: self.execute("SELECT 1"))
         return self
@@ -130,7 +164,7 @@ class PostgresServer:
     def close(self) -> None:
         """Stop it and remove all it has."""
         self.stop()
-        shutil.rmtree(self.place, ignore_errors=True)
+        remove_place(self.place)
 
     def execute(self, command: str) -> list[tuple[object, ...]]:
         """A statement of the administrator's, and what it gives."""
@@ -169,7 +203,7 @@ class Dockerd:
         if binary is None or os.getuid():
             raise Missing("no second Docker engine can be started here: that needs dockerd and root")
         self._binary = binary
-        self.place = Path(tempfile.mkdtemp(prefix="evf-"))  # short: there are socket files below
+        self.place = own_place("evf")  # a short name: there are socket files below
         self.data = self.place / "data"
         self.data.mkdir()
         self.log = self.place / "log"
@@ -199,7 +233,9 @@ class Dockerd:
             "--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false", *options,
         ]  # fmt: skip
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, preexec_fn=dying_with_us()
+            )
         wait_for("a second dockerd", self._answers)
         return self
 
@@ -237,10 +273,7 @@ class Dockerd:
         for pid in self._leftovers():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-        for mount in sorted((each for each in mounts if each.startswith(f"{self.place}/")), reverse=True):
-            subprocess.run(["umount", "-l", mount], capture_output=True)
-        shutil.rmtree(self.place, ignore_errors=True)
+        remove_place(self.place)
 
     def _leftovers(self) -> list[int]:
         """Processes of ours by their command line: containerd and its shims name the place."""

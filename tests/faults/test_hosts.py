@@ -95,11 +95,11 @@ def _share(fleet: Fleet, network: Network) -> None:
             fleet.start(ready=False)
     for worker in fleet.workers:
         worker.wait_ready()
-    both = fleet.submit(mixed(60, seconds=0.1))
+    both = fleet.submit(mixed(40, seconds=0.1))
     fleet.wait_done()
     assert {_pid(result.worker) for result in both.results()} == {worker.pid for worker in fleet.workers}
-    fleet.submit(mixed(60, seconds=0.1))
-    fleet.wait_done(80)
+    fleet.submit(mixed(40, seconds=0.1))
+    fleet.wait_done(55)
     _ip("-n", network.names[0], "link", "set", "eth0", "down")
     fleet.wait_done()
     _ip("-n", network.names[0], "link", "set", "eth0", "up")

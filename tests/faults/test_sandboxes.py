@@ -31,11 +31,11 @@ def test_f14_a_poison_job_is_given_up_and_the_others_do_not_notice(fleet: Fleet)
     """Whoever runs it loses the container, by our own hand."""
     worker = fleet.start()
     poison = Known(JobSpec(code="sleep 4242", tool="bash", limits=Limits(wall_seconds=600)), Verdict.SANDBOX_ERROR)
-    batch = fleet.submit([*mixed(40), poison])
+    batch = fleet.submit([*mixed(20), poison])
     with _killer(fleet, worker, "sleep 4242") as killed:
         fleet.wait_done()
     fleet.finish()
-    result = fleet.store.results([job_id(batch.id, 40)])[0]
+    result = fleet.store.results([job_id(batch.id, 20)])[0]
     assert result.attempt == 3
     assert len(killed) >= 3
     assert "attempt 3" in result.detail
@@ -52,8 +52,8 @@ def test_f15_huge_output_is_capped_and_a_worker_that_runs_out_of_memory_is_repla
     fleet.submit([Known(loud, Verdict.OUTPUT_LIMIT)] * 2 + [Known(honest, Verdict.PASSED)] * 8)
     fleet.wait_done()
     assert _resident(worker) - before < 100 << 20
-    fleet.submit(mixed(40))
-    fleet.wait_done(20)
+    fleet.submit(mixed(20))
+    fleet.wait_done(18)
     worker.stop(signal.SIGKILL)
     fleet.start()
     fleet.finish()
@@ -62,14 +62,14 @@ def test_f15_huge_output_is_capped_and_a_worker_that_runs_out_of_memory_is_repla
 def test_f16_a_leased_sandbox_removed(fleet: Fleet) -> None:
     """One after the other and all at once."""
     worker = fleet.start()
-    fleet.submit(sleepers(6, 1))
+    fleet.submit(sleepers(4, 1))
     fleet.wait_until("jobs run", lambda: fleet.store.progress(next(iter(fleet.expected))).running)
     for box in fleet.boxes(worker):
         with suppress(APIError):
             fleet.engine.api.remove_container(box, force=True)
         time.sleep(0.3)
-    fleet.submit(mixed(30))
-    fleet.wait_done(8)
+    fleet.submit(mixed(20))
+    fleet.wait_done(6)
     for box in fleet.boxes(worker):
         with suppress(APIError):
             fleet.engine.api.remove_container(box, force=True)
@@ -100,10 +100,10 @@ def test_f17_the_engine_restarted(
     own_engine.stop()
     own_engine.start(*options)
     worker = fleet.start()
-    fleet.submit(mixed(60, seconds=0.2))
-    fleet.wait_done(10)
+    fleet.submit(mixed(40, seconds=0.2))
+    fleet.wait_done(6)
     own_engine.stop(how)
-    time.sleep(1)
+    time.sleep(0.5)
     own_engine.start(*options)
     fleet.finish()
     assert fleet.workers == [worker]
@@ -112,7 +112,7 @@ def test_f17_the_engine_restarted(
 def test_f18_the_engine_frozen(fleet: Fleet, own_engine: Dockerd) -> None:
     """For 6 seconds instead of 30, and with 2 seconds instead of 60 until a call is given up."""
     worker = fleet.start(EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
-    batch = fleet.submit(mixed(60))
+    batch = fleet.submit(mixed(40))
     fleet.wait_done(10)
     assert own_engine.process is not None
     own_engine.process.send_signal(signal.SIGSTOP)

@@ -13,7 +13,6 @@ import pytest
 from api import submit_batch
 from api.jobs import republish
 from schemas import JobSpec, Limits, QueueUnavailable, Verdict
-from schemas.rows import job_id
 from tests.conftest import PATIENCE, ROOT, eventually
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import Known, mixed, quick, sleepers
@@ -27,10 +26,10 @@ BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True
 def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
     """Both look ten times a second, and a client tells Redis of every waiting job over and over."""
     workers = [fleet.start(ready=False, EVALPOOL_RECONCILE_SECONDS="0.1") for _ in range(2)]
-    batch = fleet.submit(mixed(100))
+    batch = fleet.submit(mixed(50))
     for worker in workers:
         worker.wait_ready()
-    while fleet.done() < 60:
+    while fleet.done() < 40:
         republish()
         time.sleep(0.1)
     fleet.finish()
@@ -44,15 +43,14 @@ def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
     batch = fleet.submit(quick(5000))
     fleet.wait_done(100)
     longest, before = broker.waiting(), _resident(worker.pid)
-    for _ in range(16):
+    for _ in range(10):
         time.sleep(0.5)
         now = broker.waiting()
         assert now <= longest + 2
         longest = now
     assert _resident(worker.pid) - before < 50 << 20
-    assert broker.client.memory_usage("evalpool.normal") or 0 < 10 << 20
-    batch.cancel()
-    fleet.instead = {job_id(batch.id, index): (Verdict.PASSED, Verdict.CANCELLED) for index in range(5000)}
+    assert int(broker.client.memory_usage("evalpool.normal") or 0) < 10 << 20  # type: ignore[arg-type]
+    fleet.cancel(batch)
     fleet.finish()
 
 
@@ -88,8 +86,7 @@ def test_f28_cancelled_half_way(fleet: Fleet) -> None:
     batch.cancel()
     fleet.wait_until("nothing runs", lambda: not fleet.store.progress(batch.id).running, 5)
     assert fleet.store.progress(batch.id).complete
-    with fleet.store.database.read() as db:
-        assert db.exec_driver_sql("SELECT count(*) FROM results WHERE verdict = 'cancelled'").scalar() == 20
+    assert fleet.store.progress(batch.id).verdicts == {Verdict.PASSED: 20, Verdict.CANCELLED: 20}
     before = _scalar(fleet, "SELECT max(finished_at) FROM results")
     fleet.submit(quick(4))
     fleet.finish()
@@ -99,8 +96,8 @@ def test_f28_cancelled_half_way(fleet: Fleet) -> None:
 
 def test_f29_workers_replaced_under_load(fleet: Fleet) -> None:
     fleet.start()
-    batch = fleet.submit(mixed(200, seconds=0.1))
-    for done in (15, 50, 85):
+    batch = fleet.submit(mixed(100, seconds=0.1))
+    for done in (10, 40):
         fleet.wait_done(done)
         old = fleet.alive[0]
         fleet.start(ready=False)
@@ -115,7 +112,7 @@ def test_f30_everything_killed_at_once(fleet: Fleet, broker: RedisServer) -> Non
     fleet.start(ready=False), fleet.start(ready=False)
     for worker in fleet.workers:
         worker.wait_ready()
-    fleet.submit(mixed(80, seconds=0.2))
+    fleet.submit(mixed(40, seconds=0.2))
     fleet.wait_done(10)
     broker.kill()
     fleet.kill()
@@ -134,14 +131,14 @@ def test_f32_monitoring_killed(fleet: Fleet, broker: RedisServer, tmp_path: Path
         flower = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **fleet.env}, stdout=log, stderr=log)
     try:
         eventually(lambda: b"Visit me" in (tmp_path / "flower.log").read_bytes(), 60)
-        batch = fleet.submit(mixed(60, seconds=0.1))
+        batch = fleet.submit(mixed(40, seconds=0.1))
         fleet.wait_done(10)
     finally:
         flower.kill()
         flower.wait()
     with suppress(Exception):
         broker.client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
-    assert len(list(batch.as_completed(timeout=PATIENCE))) == 60
+    assert len(list(batch.as_completed(timeout=PATIENCE))) == 40
     fleet.finish()
 
 
@@ -158,16 +155,16 @@ def test_everything_flushed_and_killed_and_started_anew(fleet: Fleet, broker: Re
 
 
 def test_a_run_with_faults_gives_what_a_run_without_gives(fleet: Fleet, broker: RedisServer) -> None:
-    jobs = mixed(60)
+    jobs = mixed(40)
     fleet.start()
     calm = fleet.submit(jobs)
     fleet.wait_done()
     rough = fleet.submit(jobs)
-    fleet.wait_done(70)
+    fleet.wait_done(45)
     fleet.workers[0].stop(signal.SIGKILL)
     broker.client.flushall()
     second = fleet.start()
-    fleet.wait_done(90)
+    fleet.wait_done(60)
     for box in fleet.boxes(second):
         with suppress(Exception):
             fleet.engine.api.remove_container(box, force=True)
@@ -194,7 +191,7 @@ def test_one_of_two_workers_frozen_for_a_while(fleet: Fleet) -> None:
     """Longer than its leases: the other takes its jobs over, and what it says when it wakes is not counted again."""
     first, second = fleet.start(ready=False), fleet.start(ready=False)
     first.wait_ready(), second.wait_ready()
-    fleet.submit(sleepers(40, 0.2))
+    fleet.submit(sleepers(30, 0.2))
     fleet.wait_done(5)
     first.process.send_signal(signal.SIGSTOP)
     time.sleep(5)

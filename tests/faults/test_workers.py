@@ -20,7 +20,7 @@ BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True
 @BOTH
 def test_f1_a_worker_killed_mid_job_leaves_no_container_and_its_jobs_run_elsewhere(fleet: Fleet) -> None:
     first, second = fleet.start(ready=False), fleet.start(ready=False)
-    batch = fleet.submit(mixed(80, seconds=0.2))
+    batch = fleet.submit(mixed(40, seconds=0.2))
     first.wait_ready()
     fleet.wait_done(5)
     fleet.wait_until("the first runs a job", lambda: fleet.store.progress(batch.id).running)
@@ -48,7 +48,7 @@ def test_f3_killed_between_commit_and_ack(fleet: Fleet, broker: RedisServer, red
     """The link to Redis falls silent while jobs run: they are committed, but nothing is acknowledged; then the worker
     is killed. The messages come back, and what they name is not run again."""
     worker = fleet.start(EVALPOOL_REDIS_URL=redis_link.url)
-    batch = fleet.submit(sleepers(6, 0.5))
+    batch = fleet.submit(sleepers(4, 0.5))
     fleet.wait_until("jobs run", lambda: ledger.progress(batch.id).running)
     redis_link.freeze()
     time.sleep(1.5)

@@ -182,6 +182,13 @@ def test_the_first_result_wins(store: Store) -> None:
     assert "b-000000" not in [again.job_id for again in store.lease(9, "w", 60)]
 
 
+def test_the_first_result_wins_within_one_commit_too(store: Store) -> None:
+    store.add_batch("b", JOBS, None, None)
+    (lease,) = store.lease(1, "w", 60)
+    assert store.record([result(lease), result(lease, Verdict.CANCELLED)]) == {"b-000000"}
+    assert (store.results(["b-000000"])[0].verdict, store.state("b-000000")) == (Verdict.PASSED, State.FINISHED)
+
+
 def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
     spec = JobSpec(code="x", task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=[Case("", "")])
     store.add_batch("b", [spec], None, None)
