@@ -17,6 +17,8 @@ from worker.tools.registry import TOOLS
 
 ORDINARY = 4 << 20
 """Bytes of a job, its outputs included, that any sandbox has room for."""
+TEXTS, EXCERPT = 4, 256
+"""Texts of full length that a job with many cases may keep; and how much is kept of the others."""
 TRIES = 2
 """Sandboxes tried within one attempt: one that breaks at once says little about the next."""
 DEATHS = 2
@@ -28,14 +30,31 @@ async def evaluate(lease: Lease, pool: Pool, settings: Settings) -> Result:
     spec = lease.spec
     began = time.monotonic()
     runs: list[CaseResult] = []
+    room = TEXTS * spec.limits.output_bytes
     for index, case in enumerate(spec.cases or (None,)):
         sandbox, waited, run = await _run(index, case, spec, pool, settings)
+        run = _within(run, room)
+        room -= len(run.stdout) + len(run.stderr)
         runs.append(run)
         if not index:
             setup_seconds = waited - began
         if run.verdict is not Verdict.PASSED and spec.stop_early:
             break
     return _result(lease, runs, sandbox, setup_seconds, settings.worker_name)
+
+
+def _within(run: CaseResult, room: int) -> CaseResult:
+    """What is kept of many cases must not add up: beyond the job's room, a case keeps the beginnings of its texts."""
+    if len(run.stdout) + len(run.stderr) <= room:
+        return run
+    return run.model_copy(
+        update={
+            "stdout": run.stdout[:EXCERPT],
+            "stderr": run.stderr[:EXCERPT],
+            "stdout_truncated": run.stdout_truncated or len(run.stdout) > EXCERPT,
+            "stderr_truncated": run.stderr_truncated or len(run.stderr) > EXCERPT,
+        }
+    )
 
 
 async def _run(

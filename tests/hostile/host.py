@@ -138,12 +138,18 @@ def strangers() -> list[str]:
     return found
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory a process holds."""
+def resident(pid: int, most: bool = False) -> int:
+    """Bytes of memory a process holds, or the most that it held since `forget_most`."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith("VmHWM:" if most else "VmRSS:"):
             return int(line.split()[1]) << 10
     return 0
+
+
+def forget_most(pid: int) -> None:
+    """Let the kernel note the most memory of a process anew, where we may say so."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
 def pid_of(name: str) -> int | None:

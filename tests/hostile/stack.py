@@ -19,11 +19,13 @@ from schemas import JobSpec, Limits, Result, Verdict
 from schemas.job import MAX_TEXT
 from tests.conftest import PATIENCE, WorkerProcess
 from tests.hostile.case import HostileCase, Step
-from tests.hostile.host import Box, Boxes, pid_of, resident, strangers, written
+from tests.hostile.host import Box, Boxes, forget_most, pid_of, resident, strangers, written
 
 SLOTS = 2
 POOL = SLOTS + 1
 GROWTH = 32 << 20
+SURGE = 256 << 20
+"""How much more the worker may hold while a case runs: the largest job there is, several times over."""
 LOG_LINE = 1000
 
 CANARY = JobSpec(
@@ -93,6 +95,7 @@ class Stack:
     def run(self, case: HostileCase, **more: Any) -> Seen:
         """The case with a neighbour beside it, what follows it on the same sandbox, and canaries right after."""
         seen = Seen(case)
+        forget_most(self.worker.pid)
         first, seen.neighbour = self._together([case.spec(**more), NEIGHBOUR])
         seen.results.append((case, first))
         for step in case.then:
@@ -207,7 +210,9 @@ class Stack:
         too_much = {pid: growth for pid, growth in grown.items() if growth >= GROWTH}
         for pid in too_much:
             self.resident[pid] = resident(pid)  # said once; the next case is not to blame for it
-        return [f"G6 {names[pid]} grew by {growth >> 20} MiB" for pid, growth in too_much.items()]
+        problems = [f"G6 {names[pid]} grew by {growth >> 20} MiB" for pid, growth in too_much.items()]
+        surge = resident(self.worker.pid, most=True) - self.resident[self.worker.pid]
+        return problems + ([f"G6 the worker held {surge >> 20} MiB more meanwhile"] if surge > SURGE else [])
 
     def _watched(self) -> list[int]:
         return [self.worker.pid] + ([self.dockerd] if self.dockerd else [])

@@ -28,6 +28,7 @@ class Cgroup:
     def __init__(self, pid: int) -> None:
         paths = _paths(pid)
         memory, unified = paths.get("memory"), paths.get("")
+        self._quota = paths["cpu"] / "cpu.cfs_quota_us" if "cpu" in paths else (unified or ROOT) / "cpu.max"
         try:
             if memory is not None:
                 self._cpu = _open(paths["cpuacct"] / "cpuacct.usage")
@@ -61,6 +62,11 @@ class Cgroup:
             memory_bytes=int(os.pread(self._memory, 64, 0)),
             peak_bytes=int(os.pread(self._peak, 64, 0)),
         )
+
+    def unthrottle(self) -> None:
+        """Lift the CPU quota: a crowd of processes that fights for memory under it can take minutes to kill."""
+        with suppress(OSError):
+            self._quota.write_text("max" if self._quota.name == "cpu.max" else "-1")
 
     def close(self) -> None:
         """Let go of the files; the kernel removes the directory with the container."""

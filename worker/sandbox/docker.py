@@ -125,6 +125,7 @@ class DockerSandbox(Sandbox):
     async def close(self) -> None:
         self._stream.close()
         if self._cgroup is not None:
+            self._cgroup.unthrottle()
             self._cgroup.close()
             self._cgroup = None
         if self.id and not self._closing:

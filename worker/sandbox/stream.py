@@ -143,4 +143,5 @@ class Stream(Demultiplexer):
             self._lost = why
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(SandboxLost(self._lost))
+            self._waiting.exception()  # it may be that nobody waits any more: that is no news for the log
         self.close()

@@ -1,5 +1,6 @@
 """The job's side of the fork: from a copy of the agent to the program, as another user, nothing of ours in reach."""
 
+import contextlib
 import json
 import os
 import signal
@@ -60,7 +61,8 @@ class Job:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # when memory runs out, the program goes, never the agent
         for fd in fds[:REPORT]:
-            os.fchmod(fd, 0o666)  # so that /dev/stdout and its like can be opened, as anywhere
+            with contextlib.suppress(OSError):  # gVisor will not
+                os.fchmod(fd, 0o666)  # so that /dev/stdout and its like can be opened, as anywhere
         high = [os.dup(fd) for fd in fds]  # first out of the way of the numbers they are to have
         for number, fd in enumerate(high):
             os.dup2(fd, number, inheritable=number < REPORT)
