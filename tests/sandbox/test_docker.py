@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 
 import docker
 import pytest
@@ -197,6 +198,26 @@ def test_the_sweeper_takes_what_the_dead_left_and_nothing_else(engine: Engine) -
     finally:
         for each in (ours, elsewhere):
             engine.remove(each)
+
+
+def test_the_sweeper_leaves_a_container_alone_that_is_being_made(engine: Engine) -> None:
+    made = threading.Event()
+
+    def sweep() -> None:
+        while not made.is_set():
+            engine.sweep()
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    try:
+        for _ in range(5):
+            container, _, _, stream = engine.launch(options(SHAPE, {OWNER: owner()}, ""))
+            with stream:  # its end is the container's
+                assert engine.api.inspect_container(container)["State"]["Running"]
+            engine.remove(container)
+    finally:
+        made.set()
+        sweeper.join()
 
 
 async def test_a_container_removed_from_outside_is_lost_and_said_so(box: DockerSandbox, engine: Engine) -> None:

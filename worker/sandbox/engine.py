@@ -82,10 +82,12 @@ class Engine:
     def launch(self, options: dict[str, Any]) -> tuple[str, int, str, socket.socket]:
         """Create, attach and start a container: its id, its process on the host, its image, its stream."""
         name = f"evalpool-{secrets.token_hex(8)}"
-        # Known by its name before it exists: the engine may make it after we have given up waiting.
-        self._condemned[name] = time.monotonic() + LATE_SECONDS
-        container = self.api.create_container_from_config(options, name)["Id"]
-        del self._condemned[name]
+        try:
+            container = self.api.create_container_from_config(options, name)["Id"]
+        except (requests.Timeout, requests.ConnectionError):
+            # The engine may make it after we have given up waiting; its name is all we know of it then.
+            self._condemned[name] = time.monotonic() + LATE_SECONDS
+            raise
         try:
             # Attached before the start, or the first bytes would be lost.
             attached = self.api.attach_socket(container, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
