@@ -38,6 +38,7 @@ _batches = SQLModel.metadata.tables["batches"]
 _results = SQLModel.metadata.tables["results"]
 _cases = SQLModel.metadata.tables["cases"]
 _turns = SQLModel.metadata.tables["turns"]
+_letters = SQLModel.metadata.tables["letters"]
 _QUEUED = _jobs.c.state == literal_column("'queued'")  # spelt out: only then do partial indexes apply
 _joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
 
@@ -85,10 +86,11 @@ class Store:
 
     def lease(self, count: int, worker: str, seconds: float) -> list[Lease]:
         """Claim so many of the waiting jobs, in the order of their turns; each claim is one more attempt."""
+        ours = or_(_jobs.c.lease_until.is_(None), _jobs.c.worker != worker, _jobs.c.lease_until < clock())
         first = [
             select(
                 select(_jobs.c.id, _jobs.c.rank)
-                .where(_QUEUED, _jobs.c.priority == priority.value, _jobs.c.cancelled_at.is_(None))
+                .where(_QUEUED, _jobs.c.priority == priority.value, _jobs.c.cancelled_at.is_(None), ours)
                 .order_by(_jobs.c.rank)
                 .limit(count)
                 .with_for_update(skip_locked=True)  # PostgreSQL: what another worker is just claiming
@@ -143,8 +145,9 @@ class Store:
             lost = {row.id for row in db.execute(rest) if not (State(row.state).final and row.attempt == held[row.id])}
         return lost, cancelled
 
-    def release(self, lease: Lease, failure: str | None = None) -> None:
-        """Put a job back after our failure; without one it was never tried, and gets its attempt back too."""
+    def release(self, lease: Lease, failure: str | None = None, shun: float = 0) -> None:
+        """Put a job back. Without a failure it was never tried, and gets its attempt back; with one, this worker leaves
+        it to others for so many seconds."""
         held = and_(_jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _jobs.c.state == State.RUNNING)
         failures = "\n".join([*lease.failures, failure.replace("\n", " ")] if failure else lease.failures) or None
         with self.database.write() as db:
@@ -152,8 +155,9 @@ class Store:
                 update(_jobs)
                 .where(held)
                 .values(
-                    state=State.QUEUED, lease_until=null(), published_at=null(), failures=failures,
+                    state=State.QUEUED, published_at=null(), failures=failures,
                     attempt=_jobs.c.attempt if failure else _jobs.c.attempt - 1,
+                    lease_until=clock() + shun if failure and shun else null(),
                 )
             )  # fmt: skip
             _end_cancelled(db, _jobs.c.id == lease.job_id)
@@ -184,6 +188,16 @@ class Store:
         query = select(_jobs.c.id, _jobs.c.priority).where(_QUEUED, due, within)
         with self.database.read() as db:
             return [(row.id, row.priority) for row in db.execute(query.order_by(_jobs.c.id).limit(limit))]
+
+    def bury(self, worker: str, reason: str, body: str) -> None:
+        """Keep a message that nobody could read."""
+        with self.database.write() as db:
+            db.execute(insert(_letters).values(worker=worker, reason=reason, body=body, arrived_at=clock()))
+
+    def letters(self) -> int:
+        """How many such messages there are."""
+        with self.database.read() as db:
+            return db.scalar(select(func.count()).select_from(_letters)) or 0
 
     # -- results -----------------------------------------------------------------------------------
 

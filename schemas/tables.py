@@ -50,6 +50,8 @@ class JobRow(SQLModel, table=True):
     """How many times a worker has claimed it."""
     worker: str | None = None
     lease_until: float | None = None
+    """While it runs: when its worker counts as dead. While it waits: until when the worker that failed with it leaves
+    it to others."""
     published_at: float | None = None
     """When Redis was last told of it; NULL: it has not been."""
     created_at: float
@@ -115,6 +117,19 @@ class CaseRow(Ran, table=True):
 
     job_id: str = Field(primary_key=True, foreign_key="jobs.id")
     index: int = Field(primary_key=True)
+
+
+class LetterRow(SQLModel, table=True):
+    """A message that nobody could read."""
+
+    __tablename__ = "letters"
+
+    id: int | None = Field(default=None, primary_key=True)
+    worker: str
+    reason: str = Field(sa_type=Text)
+    body: str = Field(sa_type=Text)
+    """Its beginning."""
+    arrived_at: float
 
 
 FINAL_STATE = {verdict: State.CANCELLED if verdict is Verdict.CANCELLED else State.FINISHED for verdict in Verdict}

@@ -1,5 +1,6 @@
 """The story of one job: a warm sandbox, the program run in it once per case, a verdict."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ ORDINARY = 4 << 20
 """Bytes of a job, its outputs included, that any sandbox has room for."""
 TEXTS, EXCERPT = 4, 256
 """Texts of full length that a job with many cases may keep; and how much is kept of the others."""
+LARGE = 1 << 18
+"""Bytes of output whose comparison takes so long that the other slots must not wait for it."""
 TRIES = 2
 """Sandboxes tried within one attempt: one that breaks at once says little about the next."""
 DEATHS = 2
@@ -70,7 +73,9 @@ async def _run(
                 started = time.monotonic()
                 outcome = await sandbox.run(program)
                 sandbox.suspect = outcome.abnormal
-            return sandbox, started, case_result(index, outcome, spec, case)
+            if len(outcome.stdout) < LARGE:
+                return sandbox, started, case_result(index, outcome, spec, case)
+            return sandbox, started, await asyncio.to_thread(case_result, index, outcome, spec, case)
         except NoSandbox:
             raise
         except SandboxKilled:

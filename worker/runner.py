@@ -35,6 +35,11 @@ SWEEP_SECONDS = 60.0
 CLAIM_SECONDS = 0.5
 """How much work is claimed at a time: what is claimed waits for nobody else."""
 
+LETTER = 4096
+"""How much is kept of a message that nobody can read."""
+SHUN_SECONDS = 1.0
+"""How long a worker leaves a job that it failed with to others."""
+
 T = TypeVar("T")
 
 
@@ -66,6 +71,15 @@ class Runner:
         """Called from Celery's threads: takes so many jobs, and returns when each is committed or put back."""
         self._call(self._work(count))
 
+    def bury(self, reason: str, message: object) -> None:
+        """Put a message aside that nobody can read."""
+        log.error("a message was put aside: %s", reason[:200], extra={"action": "bad_message"})
+        reason, body = ascii(reason)[1:-1][:LETTER], ascii(message)[:LETTER]
+        try:
+            self._call(self._ledger.call(Store.bury, self.settings.worker_name, reason, body))
+        except DBAPIError as error:
+            log.warning("it could not be kept: %s", error.orig, extra={"action": "bury_failed"})
+
     def drain(self) -> None:
         """Finish what runs within the grace period, take nothing new; put back at once when asked again.
 
@@ -85,6 +99,7 @@ class Runner:
                 "draining": self._draining,
                 "docker": self._docker.state,
                 "database": self._database.state,
+                "letters": await self._ledger.call(Store.letters),
                 "reconciler": dict(self._reconciler.counts),
                 **self._pool.snapshot(),
             }
@@ -207,16 +222,26 @@ class Runner:
         failure = f"attempt {lease.attempt} on {self.settings.worker_name}: {why}"
         if lease.attempt < self.settings.max_attempts:
             await self._put_back(lease, failure)
+            await asyncio.sleep(SHUN_SECONDS)  # if there is another worker, it has taken it by now; else we try again
+            await self._announce(lease)
         else:
             history = "; ".join([*lease.failures, failure])
             await self._recorder.record(self._ended(lease, Verdict.SANDBOX_ERROR, f"given up: {history}"[:2000]))
 
     async def _put_back(self, lease: Lease, failure: str | None = None) -> None:
-        """For another try, here or elsewhere. If Redis cannot be told, the reconciler will."""
+        """For another try, here or elsewhere."""
         try:
-            await self._ledger.call(Store.release, lease, failure)
-            await self._announcer.announce([(lease.job_id, lease.spec.priority)])
+            await self._ledger.call(Store.release, lease, failure, SHUN_SECONDS)
         except DBAPIError as error:  # then its lease runs out by itself
+            self._database.trip(str(error.orig))
+        self._leases.drop(lease)
+        await self._announce(lease)
+
+    async def _announce(self, lease: Lease) -> None:
+        """If Redis cannot be told, the reconciler will."""
+        try:
+            await self._announcer.announce([(lease.job_id, lease.spec.priority)])
+        except DBAPIError as error:
             self._database.trip(str(error.orig))
         except UNREACHABLE as error:
             log.warning("a job put back could not be announced: %s", error, extra=_ids(lease, "announce_failed"))

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import docker
 import pytest
@@ -227,6 +228,16 @@ async def test_a_container_removed_from_outside_is_lost_and_said_so(box: DockerS
     with pytest.raises(SandboxLost):
         await run
     assert not box.alive
+
+
+async def test_a_program_that_could_not_be_started_is_our_failure(box: DockerSandbox) -> None:
+    with pytest.raises(SandboxLost, match="was not started"):
+        await box.run(replace(python("print(1)"), env={"a\0b": "no variable has such a name"}))
+
+
+async def test_a_program_may_end_like_one_that_could_not_be_started(box: DockerSandbox) -> None:
+    outcome = await box.run(python("import os; os._exit(125)"))
+    assert outcome.exit_code == 125
 
 
 async def test_a_missing_image_says_what_to_do(engine: Engine) -> None:

@@ -30,6 +30,8 @@ def test_shell_jobs_have_the_same_limits_and_verdicts(
         "files": (JobSpec(code="cat d/f", files={"d/f": "data"}, cases=[Case("", "data")]), Verdict.PASSED),
         "wrong": (JobSpec(code="cat", cases=[Case("1", "1"), Case("2", "3")]), Verdict.WRONG_ANSWER),
         "exit": (JobSpec(code="exit 3"), Verdict.RUNTIME_ERROR),
+        "odd": (JobSpec(code="exit 200"), Verdict.RUNTIME_ERROR),
+        "holder": (JobSpec(code="sleep 1000 & echo done", limits=Limits(wall_seconds=30)), Verdict.PASSED),
         "signal": (JobSpec(code="kill -SEGV $$"), Verdict.RUNTIME_ERROR),
         "slow": (JobSpec(code="while :; do :; done", limits=Limits(cpu_seconds=0.5)), Verdict.TIME_LIMIT),
         "sleepy": (JobSpec(code="sleep 1000", limits=Limits(wall_seconds=1)), Verdict.TIME_LIMIT),
@@ -50,6 +52,9 @@ def test_shell_jobs_have_the_same_limits_and_verdicts(
     for name, (_, verdict) in jobs.items():
         assert results[name].verdict is not Verdict.SANDBOX_ERROR, results[name]
         assert verdict in (None, results[name].verdict), (name, results[name])
+    assert results["odd"].exit_code == 200
+    assert results["signal"].signal == 11
+    assert results["holder"].metrics.wall_seconds < 20
     assert results["greedy"].metrics.oom_killed
     assert 0.5 <= results["slow"].metrics.cpu_seconds < 1
     assert worker.log.read_text().count("action=no_agent") == 1  # it is said, once

@@ -1,4 +1,5 @@
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,22 @@ def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> N
     assert (second.attempt, second.failures) == (2, ("the container is gone",))
     store.release(second, "again")
     assert store.lease(1, "w", 60)[0].failures == ("the container is gone", "again")
+
+
+def test_a_worker_that_failed_with_a_job_leaves_it_to_another_for_a_while(store: Store) -> None:
+    store.add_batch("b", JOBS[:1], None, None)
+    (lease,) = store.lease(1, "w1", 60)
+    store.release(lease, "the container is gone", shun=60)
+    assert not store.lease(1, "w1", 60)
+    (again,) = store.lease(1, "w2", 60)
+    store.release(again, "here too", shun=0.01)
+    time.sleep(0.05)
+    assert store.lease(1, "w2", 60)  # there is nobody else
+
+
+def test_letters_are_kept(store: Store) -> None:
+    store.bury("w", "of another version", "{}")
+    assert store.letters() == 1
 
 
 def test_a_stale_release_changes_nothing(store: Store) -> None:

@@ -148,7 +148,7 @@ def test_the_pool_can_be_inspected_with_celerys_own_command(start_worker: Start)
     assert pool["counts"]["created"] == pool["slots"] + 1
 
 
-def test_garbage_in_the_queue_harms_nobody(start_worker: Start) -> None:
+def test_garbage_in_the_queue_harms_nobody_and_is_kept(start_worker: Start, store: Store) -> None:
     from worker.celery import RUN, app
 
     worker = start_worker()
@@ -158,6 +158,7 @@ def test_garbage_in_the_queue_harms_nobody(start_worker: Start) -> None:
         app.send_task("evalpool.unknown", connection=connection, queue="evalpool.normal")
     assert submit_job(code="print(1)").result(timeout=PATIENCE).passed
     assert worker.process.poll() is None
+    eventually(lambda: store.letters() == 4, 10)  # all but the one about a job that is not there
 
 
 def test_a_worker_without_its_image_refuses_to_start(

@@ -30,6 +30,8 @@ FIRST_UID, UIDS = 1 << 20, 1 << 30
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
 COLD = ("python3",)
 """The command that stands for an interpreter of the program's own; one that is set up by variables needs it."""
+NOT_BORN = 125
+"""How a child of the agent ends that could not become the program. So may a program: but only one that was born."""
 WORDS = ("syntax", "raised", "assertion", "memory")
 
 
@@ -141,7 +143,10 @@ class DockerSandbox(Sandbox):
                 raise ValueError("id or sizes")
             if reply["ended"] not in ("itself", "cpu", "wall", "output"):
                 raise ValueError("ended")
-            said = str(reply["said"]).removeprefix("ready ")
+            born, said = str(reply["said"]).startswith("born "), str(reply["said"]).removeprefix("born ")
+            if not born and reply["ended"] == "itself" and reply["exit_code"] == NOT_BORN:
+                raise ValueError(f"the program was not started: {body[stdout:][:200]!r}")
+            said = said.removeprefix("ready ")
             return Outcome(
                 ended=reply["ended"],
                 exit_code=_small(reply, "exit_code"),

@@ -123,13 +123,9 @@ class Engine:
         return made["Id"], stream
 
     def exit_code(self, exec_id: str) -> int | None:
-        """Of a process started by `begin`, a moment after its streams have ended."""
-        for _ in range(100):
-            found = self.api.exec_inspect(exec_id)
-            if not found["Running"]:
-                return None if found["ExitCode"] is None else int(found["ExitCode"])
-            time.sleep(0.02)
-        return None
+        """Of a process started by `begin`; `None` while it runs, and where the engine has lost it."""
+        found = self.api.exec_inspect(exec_id)
+        return None if found["Running"] or found["ExitCode"] is None else int(found["ExitCode"])
 
     def remove(self, container: str) -> None:
         """Kill and remove a container; that it is gone already is as good. One that will not go is the sweeper's."""

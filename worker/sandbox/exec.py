@@ -12,6 +12,7 @@ import secrets
 import shlex
 import time
 from contextlib import suppress
+from signal import SIGKILL
 
 from schemas.errors import SandboxLost
 from worker.sandbox import cgroup
@@ -23,7 +24,10 @@ from worker.sandbox.stream import Demultiplexer
 
 log = logging.getLogger("evalpool.sandbox")
 
-LOOK_SECONDS = 0.01
+LOOK_SECONDS, ASK_SECONDS = 0.01, 0.25
+"""How often the counters are looked at; and the engine is asked whether the program has ended."""
+SIGNALS = 64
+"""An exit code of 128 and up to so many more is a signal, to Docker as to a shell: it cannot be told apart here."""
 START_SECONDS = 30.0
 WAIT = "chmod 1777 /box /tmp /dev/shm; echo ready; cat > /dev/null"
 """What process 1 does all its life: wait for the end of the stream that the worker holds."""
@@ -89,6 +93,15 @@ class ExecSandbox(Sandbox):
             with suppress(SandboxLost):
                 await self._engine.call(self._engine.remove, self.id)
 
+    async def _exit_code(self, exec_id: str) -> int:
+        """Known a moment after the streams have ended."""
+        for _ in range(100):
+            status = await self._engine.call(self._engine.exit_code, exec_id)
+            if status is not None:
+                return status
+            await asyncio.sleep(0.02)
+        raise SandboxLost("the process's exit code is not to be had")
+
     async def _exec(self, argv: list[str], env: dict[str, str], stdin: bytes, program: Program | None) -> Outcome:
         """One process in the container, to its end or to a limit; the limits are the program's, if it is one."""
         if not self.alive:
@@ -101,10 +114,12 @@ class ExecSandbox(Sandbox):
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: output, sock=sock)
         transport.write(stdin)
         transport.write_eof()
-        ended, cpu = "itself", 0.0
+        ended, cpu, status, ask = "itself", 0.0, None, started + ASK_SECONDS
         while not output.over.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(output.over.wait(), LOOK_SECONDS)
+            if time.monotonic() > ask:  # a child of the program may hold its streams open
+                status, ask = await self._engine.call(self._engine.exit_code, exec_id), time.monotonic() + ASK_SECONDS
             cpu = self._cgroup.read().cpu_seconds - before.cpu_seconds if self._cgroup and before else 0.0
             if output.exceeded:
                 ended = "output"
@@ -112,20 +127,21 @@ class ExecSandbox(Sandbox):
                 ended = "cpu"
             elif time.monotonic() - started > limits.wall:
                 ended = "wall"
-            else:
+            elif status is None:
                 continue
             break
         wall = time.monotonic() - started
         transport.abort()
         after = self._cgroup.read() if self._cgroup else None
-        status = await self._engine.call(self._engine.exit_code, exec_id) if ended == "itself" else None
-        if ended == "itself" and status is None:
-            raise SandboxLost("the process's exit code is not to be had")
-        killed = status is not None and status > 128
+        if ended != "itself":
+            status = 128 + SIGKILL
+        elif status is None:
+            status = await self._exit_code(exec_id)
+        killed = 128 < status <= 128 + SIGNALS
         return Outcome(
             ended=ended,
-            exit_code=None if status is None or killed else status,
-            signal=9 if status is None else status - 128 if killed else None,
+            exit_code=None if killed else status,
+            signal=status - 128 if killed else None,
             checked=False,
             said="",
             stdout=bytes(output.kept[1]),

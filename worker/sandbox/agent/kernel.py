@@ -25,7 +25,7 @@ def set_limits(limits: dict[str, float]) -> None:
         (resource.RLIMIT_FSIZE, file_bytes),
         (resource.RLIMIT_NPROC, int(limits["processes"])),
         (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CORE, 1),  # not 0, which a handler at the end of a pipe is not told of
         (resource.RLIMIT_MEMLOCK, 1 << 16),
         (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_SIGPENDING, 256),

@@ -12,6 +12,9 @@ HOME = "/box"
 """The program's working directory."""
 REPORT, SEALED = 3, 4
 """Where the harness finds its two pipes; a program without a harness gets neither."""
+BORN = b"born "
+"""What the report begins with once the program is confined. It is written before the program's first line, and nobody
+can take it back: an end without it is a failure of ours."""
 COLD = (
     "import sys, types; m = types.ModuleType('evalpool_agent'); exec(sys.argv[1], vars(m)); m.run(sys.argv[2:], %d, %d)"
 )
@@ -37,8 +40,14 @@ class Job:
     def become(self, stdin: int, stdout: int, stderr: int, report: int, sealed: int) -> None:
         """The program, to its end."""
         self._confine((stdin, stdout, stderr, report, sealed))
+        os.write(REPORT, BORN)
         if self.problem:
             raise OSError(self.problem)
+        for path, content in self.files:
+            if folder := os.path.dirname(path):
+                os.makedirs(folder, exist_ok=True)
+            with open(path, "wb") as target:
+                target.write(content)
         argv: list[str] = self.given["argv"]
         args: list[str] = self.given["args"]
         if not argv:
@@ -76,9 +85,4 @@ class Job:
         os.chdir(HOME)
         os.environ.clear()
         os.environ.update(self.given["env"])
-        for path, content in self.files:
-            if folder := os.path.dirname(path):
-                os.makedirs(folder, exist_ok=True)
-            with open(path, "wb") as target:
-                target.write(content)
         self.seccomp.install()

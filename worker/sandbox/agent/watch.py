@@ -7,6 +7,7 @@ import time
 
 from .interpreter import READY
 from .kernel import Counters
+from .program import BORN
 from .wire import GULP, Buffer
 
 REPORT_BYTES = 64
@@ -89,7 +90,7 @@ class Watch:
                         poll.unregister(fd)
                 elif not self._read(fd, streams[fd], caps[fd]):
                     poll.unregister(fd)
-                elif fd == report and sealed and bytes(streams[fd].view()).startswith(READY):
+                elif fd == report and sealed and bytes(streams[fd].view()).startswith(BORN + READY):
                     feeds, sealed = feeds | sealed, {}
                     for seal in feeds:
                         poll.register(seal, select.POLLOUT)
