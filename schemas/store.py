@@ -3,20 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    Connection,
-    and_,
-    func,
-    insert,
-    literal,
-    literal_column,
-    null,
-    or_,
-    select,
-    true,
-    union_all,
-    update,
-)
+from sqlalchemy import Connection, and_, func, insert, literal, null, or_, select, text, true, union_all, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel
 
@@ -39,7 +26,10 @@ _results = SQLModel.metadata.tables["results"]
 _cases = SQLModel.metadata.tables["cases"]
 _turns = SQLModel.metadata.tables["turns"]
 _letters = SQLModel.metadata.tables["letters"]
-_QUEUED = _jobs.c.state == literal_column("'queued'")  # spelt out: only then do partial indexes apply
+_QUEUED, _RUNNING = (
+    text("jobs.state = 'queued'"),
+    text("jobs.state = 'running'"),
+)  # spelt out: only then do partial indexes apply
 _joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
 
 
@@ -164,7 +154,7 @@ class Store:
 
     def expire(self, max_attempts: int) -> int:
         """Put back every job whose lease has run out, or end it after so many attempts; how many there were."""
-        late = and_(_jobs.c.state == literal_column("'running'"), _jobs.c.lease_until < clock())
+        late = and_(_RUNNING, _jobs.c.lease_until < clock())
         with self.database.write() as db:
             given_up = and_(late, _jobs.c.attempt >= max_attempts)
             ended = _end(
