@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults soak check setup up down lock clean
+.PHONY: help demo test bench faults soak check setup up down lock clean
 
 ARGS ?=
 MINUTES ?= 10
@@ -16,6 +16,10 @@ demo: ## install everything, evaluate a bundled benchmark end to end, print the 
 test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
 	@deploy/setup docker redis venv image testing
 	@$(BIN)/pytest $(ARGS)
+
+bench: ## measure evalpool beside its peers, in one run (QUICK=1: in under five minutes)
+	@deploy/setup docker redis venv image bench
+	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
 
 faults: ## break one thing at a time, and audit the ledger after each
 	@deploy/setup docker redis venv image testing
@@ -55,7 +59,10 @@ lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" 
 	"$$uv/bin/pip" install --quiet --disable-pip-version-check uv && \
 	printf '%s\n' 'hatchling>=1.27' 'editables' | UV_SYSTEM_CERTS=1 "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 \
 		--extra humaneval --group dev --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-		--output-file requirements.lock $(ARGS) pyproject.toml -
+		--output-file requirements.lock $(ARGS) pyproject.toml - && \
+	UV_SYSTEM_CERTS=1 "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 --constraint requirements.lock \
+		--group bench --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+		--output-file bench/requirements.lock $(ARGS)
 
 clean: ## remove what was made here: .venv, caches, builds (Docker, Redis and images stay)
 	@rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info

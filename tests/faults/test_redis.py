@@ -181,7 +181,7 @@ def _cheap(fleet: Fleet, broker: RedisServer, postgres: PostgresServer, messages
     fleet.wait_until("all of them are read", lambda: not broker.waiting() and not broker.unacked())
     worker.stop(signal.SIGTERM)
     eventually(lambda: _transactions(postgres, fleet) > before, 5)
-    assert _transactions(postgres, fleet) - before <= 2 * pushed + 10
+    assert _transactions(postgres, fleet) - before <= 2 * pushed + 40  # and what the server itself does meanwhile
 
 
 def _transactions(postgres: PostgresServer, fleet: Fleet) -> int:

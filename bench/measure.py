@@ -1,0 +1,149 @@
+"""What is measured beside throughput: submission, latency, the cost of each step, and how all that grows."""
+
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from api import submit_batch, submit_job
+from bench.contestants import DockerExec, complete, fleet
+from bench.programs import some
+from schemas import JobSpec
+from schemas.settings import settings
+
+HERTZ = os.sysconf("SC_CLK_TCK")
+TRIVIAL = JobSpec(code="pass")
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Seconds it takes."""
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Percentiles, in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "p50": round(statistics.median(ordered) * 1000, 2),
+        "p95": round(ordered[int(len(ordered) * 0.95)] * 1000, 2),
+    }
+
+
+def submission(jobs: int) -> float:
+    """Jobs per second that one caller can submit, of HumanEval's size; nobody runs them meanwhile."""
+    with fleet(1, worker=False):
+        specs = [program.spec for program in some(jobs)]
+        submit_job(TRIVIAL)  # opens what is opened once
+        return jobs / timed(lambda: submit_batch(specs))
+
+
+def latency(exec_container: str, pairs: int) -> dict[str, dict[str, float]]:
+    """One job at a time on an idle system, in turn with one `docker exec`."""
+    ours, theirs = [], []
+    for _ in range(pairs):
+        ours.append(timed(lambda: submit_job(TRIVIAL).result(timeout=60)))
+        theirs.append(timed(lambda: DockerExec.execute(exec_container, ["python3", "-c", "pass"])))
+    return {"evalpool": spread(ours), "docker_exec": spread(theirs)}
+
+
+def scaling(sizes: Sequence[int], slots: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds per job, submission included, in batches of these sizes; and the worker's memory after each."""
+    costs, memory = {}, {}
+    with fleet(slots) as servers:
+        complete([program.spec for program in some(500)])
+        for size in sizes:
+            specs = [program.spec for program in some(size)]
+            costs[str(size)] = round(timed(lambda: complete(specs)) / size * 1e6, 1)  # noqa: B023 - called here and now
+            memory[str(size)] = round(_resident(servers.children[-1].process.pid) / (1 << 20), 1)
+    return costs, memory
+
+
+def by_slots(counts: Sequence[int], jobs: int) -> dict[str, float]:
+    """Jobs per second with so many slots."""
+    rates = {}
+    for slots in counts:
+        with fleet(slots):
+            complete([program.spec for program in some(100)])
+            specs = [program.spec for program in some(jobs)]
+            rates[str(slots)] = round(jobs / timed(lambda: complete(specs)), 1)  # noqa: B023
+    return rates
+
+
+def busy_cores(slots: int, jobs: int) -> dict[str, float]:
+    """Programs of 200 ms CPU each: ours in so many slots, against as many bare processes that do the same work."""
+    burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\n"
+    ratios = []
+    with fleet(slots):
+        complete([JobSpec(code=burn)] * slots)
+        for _ in range(3):
+            loop = f"for _ in range({jobs // slots}):\n" + "".join(f"    {line}\n" for line in burn.splitlines())
+            bare = timed(lambda: [p.wait() for p in [subprocess.Popen(["python3", "-c", loop]) for _ in range(slots)]])  # noqa: B023
+            ours = timed(lambda: complete([JobSpec(code=burn)] * jobs))
+            ratios.append(bare / ours)
+    return {"slots": slots, "share_of_bare_processes": round(statistics.median(ratios), 3)}
+
+
+def cpu_by_process(jobs: int, slots: int) -> dict[str, float]:
+    """CPU microseconds per job in each of the processes that have a part in it."""
+    with fleet(slots) as servers:
+        complete([program.spec for program in some(500)])
+        redis, worker = (child.process.pid for child in servers.children)
+        who = {"redis": [redis], "worker": [worker], "submitter": [os.getpid()]}
+        who |= {"dockerd": _named("dockerd"), "containerd": _named("containerd") + _named("containerd-shim")}
+        boxes = _sandboxes()
+        specs = [program.spec for program in some(jobs)]
+        before = {name: sum(map(_cpu, pids)) for name, pids in who.items()} | {"sandboxes": _sandbox_cpu(boxes)}
+        complete(specs)
+        after = {name: sum(map(_cpu, pids)) for name, pids in who.items()} | {"sandboxes": _sandbox_cpu(boxes)}
+        return {name: round((after[name] - before[name]) / jobs * 1e6, 1) for name in after}
+
+
+def _cpu(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / HERTZ
+
+
+def _named(name: str) -> list[int]:
+    found = []
+    for comm in Path("/proc").glob("[0-9]*/comm"):
+        try:
+            if comm.read_text().strip() == name[:15]:
+                found.append(int(comm.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def _resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _sandboxes() -> list[Path]:
+    """The CPU counters of every container that is up; they outlive no container, so pools must not be replaced."""
+    return [
+        *Path("/sys/fs/cgroup/cpuacct/docker").glob("*/cpuacct.usage"),
+        *Path("/sys/fs/cgroup").glob("**/docker-*/cpu.stat"),
+    ]
+
+
+def _sandbox_cpu(counters: Sequence[Path]) -> float:
+    total = 0.0
+    for counter in counters:
+        try:
+            text = counter.read_text()
+        except OSError:
+            continue
+        total += int(text) / 1e9 if counter.name == "cpuacct.usage" else int(text.split()[1]) / 1e6
+    return total
+
+
+def slots_here() -> int:
+    """As many as a worker would take."""
+    return settings().slots
