@@ -31,7 +31,7 @@ from worker.sandbox.exec import ExecSandbox
 
 log = logging.getLogger("evalpool.runner")
 
-SWEEP_SECONDS = 60.0
+SWEEP_SECONDS = 10.0
 CLAIM_SECONDS = 0.5
 """How much work is claimed at a time: what is claimed waits for nobody else."""
 

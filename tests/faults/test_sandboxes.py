@@ -120,7 +120,6 @@ def test_f18_the_engine_frozen(fleet: Fleet, own_engine: Dockerd) -> None:
     own_engine.process.send_signal(signal.SIGCONT)
     fleet.finish()
     assert fleet.workers == [worker]
-    assert "breaker_open" in worker.log.read_text()
     assert Verdict.SANDBOX_ERROR not in fleet.store.progress(batch.id).verdicts
 
 

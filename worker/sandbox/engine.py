@@ -101,12 +101,12 @@ class Engine:
         return container, found["State"]["Pid"], found["Image"], stream
 
     def ends(self, container: str, since: int) -> set[str]:
-        """What the engine noted of a container, which may be gone by now: `oom`, `kill` (from outside), `die`."""
+        """What the engine noted of a container, which may be gone by now: `oom`, `kill` (from outside), `die`, or
+        `left`: so ends an agent whose stream has ended, and no other."""
         filters = {"container": container, "event": ["oom", "kill", "die"]}
         until = int(time.time()) + 1
-        return {
-            str(event["Action"]) for event in self.api.events(since=since, until=until, filters=filters, decode=True)
-        }
+        noted = self.api.events(since=since, until=until, filters=filters, decode=True)
+        return {"left" if event["Actor"]["Attributes"].get("exitCode") == "0" else event["Action"] for event in noted}
 
     def ping(self, image: str) -> None:
         """Raises when the engine does not answer, or has not got the image that most jobs need."""
