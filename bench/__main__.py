@@ -18,6 +18,7 @@ from bench import measure, steps
 from bench.contestants import EVERYBODY, Contestant, DockerExec, fleet
 from bench.programs import references, some
 from schemas.settings import settings
+from worker.sandbox.agent import USUAL
 
 LATEST = Path(__file__).parent / "latest.json"
 console = Console(stderr=True)
@@ -35,7 +36,7 @@ def throughput(rounds: int, quick: bool, slots: int) -> tuple[dict[str, list[flo
         contestants: list[Contestant] = []
         for kind in EVERYBODY:
             say(f"getting ready: {kind.title}")
-            contestant = kind(slots, settings().image, settings().preload)
+            contestant = kind(slots, settings().image, [*USUAL, *settings().preload])
             stack.callback(contestant.stop)
             contestant.start()
             contestants.append(contestant)

@@ -94,11 +94,10 @@ def cpu_by_process(jobs: int, slots: int) -> dict[str, float]:
         redis, worker = (child.process.pid for child in servers.children)
         who = {"redis": [redis], "worker": [worker], "submitter": [os.getpid()]}
         who |= {"dockerd": _named("dockerd"), "containerd": _named("containerd") + _named("containerd-shim")}
-        boxes = _sandboxes()
         specs = [program.spec for program in some(jobs)]
-        before = {name: sum(map(_cpu, pids)) for name, pids in who.items()} | {"sandboxes": _sandbox_cpu(boxes)}
+        before = {name: sum(map(_cpu, pids)) for name, pids in who.items()} | {"sandboxes": _sandbox_cpu()}
         complete(specs)
-        after = {name: sum(map(_cpu, pids)) for name, pids in who.items()} | {"sandboxes": _sandbox_cpu(boxes)}
+        after = {name: sum(map(_cpu, pids)) for name, pids in who.items()} | {"sandboxes": _sandbox_cpu()}
         return {name: round((after[name] - before[name]) / jobs * 1e6, 1) for name in after}
 
 
@@ -125,23 +124,13 @@ def _resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _sandboxes() -> list[Path]:
-    """The CPU counters of every container that is up; they outlive no container, so pools must not be replaced."""
-    return [
-        *Path("/sys/fs/cgroup/cpuacct/docker").glob("*/cpuacct.usage"),
-        *Path("/sys/fs/cgroup").glob("**/docker-*/cpu.stat"),
-    ]
-
-
-def _sandbox_cpu(counters: Sequence[Path]) -> float:
-    total = 0.0
-    for counter in counters:
-        try:
-            text = counter.read_text()
-        except OSError:
-            continue
-        total += int(text) / 1e9 if counter.name == "cpuacct.usage" else int(text.split()[1]) / 1e6
-    return total
+def _sandbox_cpu() -> float:
+    """CPU seconds of all containers of this machine since it was started; those that are gone included, on version 1."""
+    together = Path("/sys/fs/cgroup/cpuacct/docker/cpuacct.usage")
+    if together.exists():
+        return int(together.read_text()) / 1e9
+    counters = Path("/sys/fs/cgroup").glob("**/docker-*/cpu.stat")
+    return sum(int(counter.read_text().split()[1]) for counter in counters) / 1e6
 
 
 def slots_here() -> int:

@@ -56,7 +56,7 @@ class Settings(BaseSettings):
     """Jobs one worker runs at a time. Default: the CPUs of its cgroup."""
     image: str = "evalpool/python:3.11"
     """The image of jobs that name none."""
-    max_uses: int = Field(default=200, ge=1)
+    max_uses: int = Field(default=1000, ge=1)
     """Jobs a warm sandbox runs before it is replaced."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a job is tried before our own failures end it as `sandbox_error`."""
@@ -75,7 +75,8 @@ class Settings(BaseSettings):
     runtime: str | None = None
     """Another OCI runtime for sandboxes, such as gVisor's `runsc`; the engine must know it by this name."""
     preload: tuple[str, ...] = ()
-    """Modules that the warm interpreter imports before any job, as a JSON list; the image must have them."""
+    """Modules that the warm interpreter imports besides the usual ones of the standard library, as a JSON list;
+    the image must have them."""
     interpreter: Literal["warm", "cold"] = "warm"
     """`warm`: Python jobs are forked from a running interpreter; `cold`: each starts its own."""
     docker_timeout: float = Field(default=60, gt=0)

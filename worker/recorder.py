@@ -1,9 +1,10 @@
-"""Results, committed in groups. While one commit is under way the next group gathers, so the group is as large as the
-load needs and a lonely result never waits for company."""
+"""Results, committed in groups. A result waits a moment for company while other jobs are under way here; a lonely one
+does not, and while one commit is under way the next group gathers."""
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from sqlalchemy import exc
 
@@ -16,6 +17,8 @@ log = logging.getLogger("evalpool.recorder")
 
 GROUP = 200
 """Most results in one commit."""
+COMPANY_SECONDS = 0.1
+"""How long a result waits for others: a commit costs as much as a job."""
 RETRY_SECONDS = 1.0
 
 Waiting = tuple[Result, "asyncio.Future[None]"]
@@ -24,8 +27,8 @@ Waiting = tuple[Result, "asyncio.Future[None]"]
 class Recorder:
     """Takes results from running jobs and says when each is safe."""
 
-    def __init__(self, ledger: Ledger, announcer: Announcer) -> None:
-        self._ledger, self._announcer = ledger, announcer
+    def __init__(self, ledger: Ledger, announcer: Announcer, under_way: Callable[[], int]) -> None:
+        self._ledger, self._announcer, self._under_way = ledger, announcer, under_way
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(maxsize=GROUP * 4)
 
     async def record(self, result: Result) -> None:
@@ -38,8 +41,11 @@ class Recorder:
         """Commit for ever."""
         while True:
             group = [await self._queue.get()]
-            while len(group) < GROUP and not self._queue.empty():
-                group.append(self._queue.get_nowait())
+            until = asyncio.get_running_loop().time() + COMPANY_SECONDS
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    while len(group) < min(GROUP, max(self._under_way(), len(group) + self._queue.qsize())):
+                        group.append(await self._queue.get())
             await self._commit(group)
 
     async def _commit(self, group: Sequence[Waiting]) -> None:

@@ -127,7 +127,7 @@ class Runner:
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
-        self._recorder = Recorder(self._ledger, self._announcer)
+        self._recorder = Recorder(self._ledger, self._announcer, self._leases.__len__)
         self._reconciler = Reconciler(self._ledger, self._announcer, settings)
         try:
             await self._engine.call(self._engine.sweep)

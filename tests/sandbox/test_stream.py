@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,15 @@ def stream() -> tuple[Stream, Wire]:
     return made, wire
 
 
+async def ask(made: Stream, frames: list[bytes], most: int, seconds: float) -> tuple[dict[str, Any], bytes]:
+    reply = made.expect(most)
+    made.send(b"".join(frames))
+    return await made.arrived(reply, seconds)
+
+
 async def test_a_reply_is_put_together_from_any_pieces() -> None:
     made, wire = stream()
-    reply = asyncio.create_task(made.request([pack({"id": 1}, 1), b"x"], 100, 10))
+    reply = asyncio.create_task(ask(made, [pack({"id": 1}, 1), b"x"], 100, 10))
     await asyncio.sleep(0)
     frame = pack({"id": 1}, 4) + b"body"
     data = docker_frame(frame[:3]) + docker_frame(b"noise", 2) + docker_frame(frame[3:])
@@ -58,7 +65,7 @@ async def test_a_reply_is_put_together_from_any_pieces() -> None:
 )
 async def test_a_malformed_reply_ends_the_stream(data: bytes) -> None:
     made, wire = stream()
-    reply = asyncio.create_task(made.request([], 100, 10))
+    reply = asyncio.create_task(ask(made, [], 100, 10))
     await asyncio.sleep(0)
     made.data_received(docker_frame(data))
     with pytest.raises(SandboxLost):
@@ -69,25 +76,25 @@ async def test_a_malformed_reply_ends_the_stream(data: bytes) -> None:
 
 async def test_two_replies_to_one_request_end_the_stream() -> None:
     made, wire = stream()
-    reply = asyncio.create_task(made.request([], 0, 10))
+    reply = asyncio.create_task(ask(made, [], 0, 10))
     await asyncio.sleep(0)
     made.data_received(docker_frame(pack({"id": 1}) * 2))
     await reply
     assert wire.aborted
     with pytest.raises(SandboxLost, match="without being asked"):
-        await made.request([], 0, 10)
+        await ask(made, [], 0, 10)
 
 
 async def test_silence_ends_the_stream() -> None:
     made, wire = stream()
     with pytest.raises(SandboxLost, match="no answer"):
-        await made.request([], 0, 0.01)
+        await ask(made, [], 0, 0.01)
     assert wire.aborted
 
 
 async def test_the_end_of_the_connection_tells_the_agents_last_words() -> None:
     made, _ = stream()
-    reply = asyncio.create_task(made.request([], 0, 10))
+    reply = asyncio.create_task(ask(made, [], 0, 10))
     await asyncio.sleep(0)
     made.data_received(docker_frame(b"Traceback\nKeyError: 'x'\n", 2))
     made.connection_lost(None)

@@ -16,7 +16,7 @@ from worker.sandbox.agent.wire import pack
 from worker.sandbox.base import Outcome, Program, Sandbox, Shape
 from worker.sandbox.engine import OWNER, Engine, owner
 from worker.sandbox.hardening import CPUS, options
-from worker.sandbox.stream import Stream
+from worker.sandbox.stream import Reply, Stream
 
 START_SECONDS = 60.0
 SLACK_SECONDS, GRACE_SECONDS = 0.5, 5.0
@@ -44,6 +44,8 @@ class DockerSandbox(Sandbox):
         self._stream = Stream()
         self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
+        self._clean: Reply | None = None
+        """The agent's second reply to a run: whether the sandbox is as at birth."""
         self._born = 0
         self._closing = False
 
@@ -60,7 +62,7 @@ class DockerSandbox(Sandbox):
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
             uid = FIRST_UID + secrets.randbelow(UIDS)
-            self._stream.send(agent.first_frame({"uid": uid, "preload": self._settings.preload}))
+            self._stream.send(agent.first_frame({"uid": uid, "preload": [*agent.USUAL, *self._settings.preload]}))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
@@ -88,7 +90,6 @@ class DockerSandbox(Sandbox):
         parts = (json.dumps(given).encode(), program.code, program.stdin, *program.files.values())
         request: dict[str, Any] = {
             "id": self._request,
-            "op": "run",
             "main": program.main,
             "limits": limits.model_dump() | {"wall_seconds": limits.wall, "cpus": CPUS},
             "checked": program.check is not None,
@@ -105,6 +106,7 @@ class DockerSandbox(Sandbox):
         except OSError as error:
             raise SandboxLost(f"the container is gone ({error})") from None
         started, reply = time.monotonic(), self._stream.expect(2 * limits.output_bytes)
+        self._clean = self._stream.expect(0)
         self._stream.send(b"".join(frames))
         await asyncio.wait((reply,), timeout=limits.wall + SLACK_SECONDS)
         try:
@@ -117,9 +119,10 @@ class DockerSandbox(Sandbox):
         return outcome if before is None else self._corrected(outcome, before)
 
     async def reset(self) -> bool:
-        self._request += 1
+        if self._clean is None or not self.alive:
+            return self.alive
         try:
-            reply, _ = await self._stream.request([pack({"id": self._request, "op": "reset"})], 0, RESET_SECONDS)
+            reply, _ = await self._stream.arrived(self._clean, RESET_SECONDS)
         except SandboxLost:
             return False
         return reply == {"id": self._request, "dirty": ""}
@@ -198,7 +201,7 @@ class DockerSandbox(Sandbox):
         return replace(
             outcome,
             cpu_seconds=max(outcome.cpu_seconds, cpu),
-            memory_bytes=max(outcome.memory_bytes, after.peak_bytes - before.memory_bytes if moved else 0),
+            memory_bytes=max(outcome.memory_bytes, after.peak_bytes - before.base_bytes if moved else 0),
             oom_kills=after.oom_kills - before.oom_kills,
         )
 

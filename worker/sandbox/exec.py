@@ -150,7 +150,7 @@ class ExecSandbox(Sandbox):
             stderr_total=output.total[2],
             wall_seconds=wall,
             cpu_seconds=cpu,
-            memory_bytes=max(0, after.peak_bytes - before.memory_bytes) if after and before else 0,
+            memory_bytes=max(0, after.peak_bytes - before.base_bytes) if after and before else 0,
             oom_kills=after.oom_kills - before.oom_kills if after and before else 0,
             processes=1,
         )

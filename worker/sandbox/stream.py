@@ -2,11 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections import deque
 from typing import Any
 
 from schemas.errors import SandboxLost
 from worker.sandbox.agent.wire import HEAD
+
+Reply = asyncio.Future[tuple[dict[str, Any], bytes]]
 
 META_BYTES = 1 << 16
 """Largest JSON part a reply may have."""
@@ -48,14 +50,13 @@ class Demultiplexer(asyncio.Protocol):
 
 
 class Stream(Demultiplexer):
-    """Our agent on the other end. One request at a time, one reply to each; anything else ends the connection."""
+    """Our agent on the other end. Every frame it sends was expected, in this order; any other ends the connection."""
 
     def __init__(self) -> None:
         super().__init__()
         self.transport: asyncio.Transport | None = None
         self._frames = bytearray()
-        self._waiting: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
-        self._body_bytes = 0
+        self._expected: deque[tuple[Reply, int]] = deque()
         self._lost: str | None = None
 
     @property
@@ -81,29 +82,23 @@ class Stream(Demultiplexer):
         words = self.kept[2].decode("utf-8", "replace").strip().splitlines()
         self._fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
 
-    async def request(self, frames: Sequence[bytes], reply_bytes: int, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Send frames and await the one reply, of so many raw bytes at most."""
-        reply = self.expect(reply_bytes)
-        self.send(b"".join(frames))
-        return await self.arrived(reply, seconds)
-
     def send(self, data: bytes) -> None:
         """Put bytes on their way."""
         if self.transport is not None:
             self.transport.write(data)
 
-    def expect(self, reply_bytes: int) -> "asyncio.Future[tuple[dict[str, Any], bytes]]":
-        """Allow for one frame."""
+    def expect(self, reply_bytes: int) -> Reply:
+        """Allow for one frame more, of so many raw bytes at most."""
         if self._lost is not None:
             raise SandboxLost(self._lost)
-        self._body_bytes = reply_bytes
-        self._waiting = asyncio.get_running_loop().create_future()
-        return self._waiting
+        reply: Reply = asyncio.get_running_loop().create_future()
+        self._expected.append((reply, reply_bytes))
+        return reply
 
-    async def arrived(
-        self, reply: "asyncio.Future[tuple[dict[str, Any], bytes]]", seconds: float
-    ) -> tuple[dict[str, Any], bytes]:
-        """Await the frame that was allowed for."""
+    async def arrived(self, reply: Reply, seconds: float) -> tuple[dict[str, Any], bytes]:
+        """Await a frame that was allowed for."""
+        if reply.done():
+            return reply.result()
         try:
             return await asyncio.wait_for(reply, seconds)
         except TimeoutError:
@@ -119,9 +114,10 @@ class Stream(Demultiplexer):
         """Hand over a whole frame, if there is one and one is expected."""
         while len(self._frames) >= HEAD.size:
             meta_size, body_size = HEAD.unpack_from(self._frames)
-            if self._waiting is None or self._waiting.done():
+            if not self._expected:
                 return self._fail("the agent spoke without being asked")
-            if meta_size > META_BYTES or body_size > self._body_bytes:
+            reply, most = self._expected[0]
+            if meta_size > META_BYTES or body_size > most:
                 return self._fail("the agent's reply is too large")
             end = HEAD.size + meta_size + body_size
             if len(self._frames) < end:
@@ -135,13 +131,17 @@ class Stream(Demultiplexer):
                 return self._fail("the agent's reply is not JSON")
             if not isinstance(meta, dict):
                 return self._fail("the agent's reply is not an object")
-            self._waiting.set_result((meta, body))
+            self._expected.popleft()
+            if not reply.done():  # who expected it may have been cancelled meanwhile
+                reply.set_result((meta, body))
         return None
 
     def _fail(self, why: str) -> None:
         if self._lost is None:
             self._lost = why
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(SandboxLost(self._lost))
-            self._waiting.exception()  # it may be that nobody waits any more: that is no news for the log
+        while self._expected:
+            reply, _ = self._expected.popleft()
+            if not reply.done():
+                reply.set_exception(SandboxLost(self._lost))
+                reply.exception()  # it may be that nobody waits any more: that is no news for the log
         self.close()

@@ -10,6 +10,12 @@ from worker.sandbox.agent.wire import HEAD
 MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset", "main")
 """In the order of their imports."""
 
+USUAL = (
+    "abc", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools",
+    "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "typing",
+)  # fmt: skip
+"""What programs import most. The warm interpreter has it before they ask: `typing` alone takes as long as a fork."""
+
 BOOTSTRAP = """
 import json, os, sys, types
 def read(n):

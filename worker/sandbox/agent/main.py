@@ -2,9 +2,9 @@
 
 Theory of operation. The container's command is a short bootstrap that reads this package from standard input, so
 any image with a Python will do and nothing is mounted or copied. The agent then answers one request after another
-on the attached stream: `run` forks a copy of itself, which drops to the job's user and becomes the program; the
-agent feeds and reads it, stops it at its limits, kills whatever is left and replies; `reset` empties every
-writable place and says whether the sandbox is as at birth. When the worker dies, the stream ends; so does the agent
+on the attached stream: it forks a copy of itself, which drops to the job's user and becomes the program; the agent
+feeds and reads it, stops it at its limits, kills whatever is left and replies; then it empties every writable place
+and says in a second reply whether the sandbox is as at birth. When the worker dies, the stream ends; so does the agent
 and with it, as process 1, the whole container.
 
 It is the container's root with three capabilities: to become the job's user, its group, and to kill. Jobs run as
@@ -59,12 +59,10 @@ class Agent:
     def serve(self) -> tuple[Job, tuple[int, ...]] | None:
         """Answer requests until the stream ends. In a forked child it returns too: with the job to become."""
         while meta := wire.read_frame(self.requests, self.body):
-            if meta["op"] == "run":
-                job = self.run(meta)
-                if job is not None:
-                    return job
-            elif meta["op"] == "reset":
-                self.reply({"id": meta["id"], "dirty": self.reset.verify()})
+            job = self.run(meta)
+            if job is not None:
+                return job
+            self.reply({"id": meta["id"], "dirty": self.reset.verify()})
         return None
 
     def run(self, meta: dict[str, object]) -> tuple[Job, tuple[int, ...]] | None:
