@@ -61,8 +61,8 @@ class DockerSandbox(Sandbox):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
-            uid = FIRST_UID + secrets.randbelow(UIDS)
-            self._stream.send(agent.first_frame({"uid": uid, "preload": [*agent.USUAL, *self._settings.preload]}))
+            uid, preload = FIRST_UID + secrets.randbelow(UIDS), [*agent.USUAL, *self._settings.preload]
+            self._stream.send(agent.first_frame({"uid": uid, "preload": preload, "env": ENVIRONMENT}))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
@@ -86,8 +86,11 @@ class DockerSandbox(Sandbox):
         limits = program.limits
         cold = self._settings.interpreter == "cold" or any(name.startswith("PYTHON") for name in program.env)
         argv = program.argv or (COLD if cold else ())
-        given = {"argv": argv, "args": program.args, "env": ENVIRONMENT | program.env, "files": [*program.files]}
-        parts = (json.dumps(given).encode(), program.code, program.stdin, *program.files.values())
+        given = b""
+        if argv or program.args or program.env or program.files:
+            more = {"argv": argv, "args": program.args, "env": program.env, "files": [*program.files]}
+            given = json.dumps(more).encode()
+        parts = (given, program.code, program.stdin, *program.files.values())
         request: dict[str, Any] = {
             "id": self._request,
             "main": program.main,

@@ -57,7 +57,7 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
             "Tmpfs": _places(shape),
             "Ulimits": [
                 {"Name": name, "Soft": value, "Hard": value}
-                for name, value in (("core", 0), ("nofile", 1024), ("memlock", 65536), ("msgqueue", 0), ("rtprio", 0))
+                for name, value in (("core", 1), ("nofile", 1024), ("memlock", 65536), ("msgqueue", 0), ("rtprio", 0))
             ],
             "LogConfig": {"Type": "none", "Config": {}},  # output goes to the worker and nowhere else
         },

@@ -11,10 +11,10 @@ MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset
 """In the order of their imports."""
 
 USUAL = (
-    "abc", "bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions", "functools",
-    "hashlib", "heapq", "itertools", "json", "math", "operator", "random", "re", "statistics", "string", "typing",
+    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string", "typing",
 )  # fmt: skip
-"""What programs import most. The warm interpreter has it before they ask: `typing` alone takes as long as a fork."""
+"""What programs import most: the warm interpreter has it before they ask. `typing` alone takes longer than a fork; but
+every page that these fill is copied, or at least mapped, for every program, so it is only a few."""
 
 BOOTSTRAP = """
 import json, os, sys, types

@@ -7,7 +7,7 @@ process can take one off. Numbers belong to one architecture, and every other on
 
 import ctypes
 import errno
-import platform
+import os
 import struct
 
 _X86 = {
@@ -40,7 +40,7 @@ _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
 def assemble() -> bytes:
     """The filter's program for this machine; empty where its numbers are not known."""
-    table = {"x86_64": _X86, "aarch64": _ARM64}.get(platform.machine())
+    table = {"x86_64": _X86, "aarch64": _ARM64}.get(os.uname().machine)
     if table is None:
         return b""
     denied: tuple[int, ...] = table["denied"]  # type: ignore[assignment]
@@ -66,24 +66,15 @@ def assemble() -> bytes:
     )
 
 
-class Filter:
-    """Assembled once, in memory that every child finds at the same place."""
-
-    def __init__(self) -> None:
-        program = assemble()
-        self._memory = ctypes.create_string_buffer(program, len(program))
-        self._header = ctypes.create_string_buffer(
-            struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(self._memory))
-        )
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
-
-    @property
-    def known(self) -> bool:
-        """Whether there is one for this architecture."""
-        return len(self._memory) > 0
-
-    def install(self) -> None:
-        """For this process and all it will ever start."""
-        if self.known and self._libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header), 0, 0):
-            raise OSError(ctypes.get_errno(), "seccomp")
+def install() -> bool:
+    """For this process and all it will ever start; False where there is none for this architecture."""
+    program = assemble()
+    if not program:
+        return False
+    memory = ctypes.create_string_buffer(program, len(program))
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(memory)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header), 0, 0):
+        raise OSError(ctypes.get_errno(), "seccomp")
+    return True

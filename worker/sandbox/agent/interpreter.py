@@ -13,7 +13,6 @@ import io
 import os
 import signal
 import sys
-import threading
 import types
 
 MAIN = "/box/main.py"
@@ -21,13 +20,17 @@ READY = b"ready "
 """What the harness says when the program has run: only then is the check put into the pipe."""
 
 
-def run(args: list[str], report: int, sealed: int) -> None:
+World = tuple[types.ModuleType, io.TextIOWrapper, io.TextIOWrapper, io.TextIOWrapper]
+"""A program's own `__main__` and its three streams."""
+
+
+def run(args: list[str], report: int, sealed: int, world: "World | None" = None) -> None:
     """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none.
 
     From the program's first line to the check's last, nothing is called here but what was bound to a local before, and
     no function of ours: a program can replace what modules hold, even a function's code, but not a running frame.
     """
-    main = _prepare(args)
+    main = _enter(world or prepare(), args)
     space, stage, code = vars(main), 0, 0
     exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
     from_bytes, settrace, setprofile = int.from_bytes, sys.settrace, sys.setprofile
@@ -62,22 +65,26 @@ def run(args: list[str], report: int, sealed: int) -> None:
     os._exit(code & 0xFF)
 
 
-def _prepare(args: list[str]) -> types.ModuleType:
-    """The world a program expects, and nothing of what was here before."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "evalpool_agent"]:
-        del sys.modules[name]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = ["main.py", *args]
-    sys.orig_argv = ["python3", *sys.argv]
-    sys.path[0] = "/box"
-    sys.stdin = _stream(0, "r", "<stdin>", "surrogateescape")
-    sys.stdout = _stream(1, "w", "<stdout>", "surrogateescape")
-    sys.stderr = _stream(2, "w", "<stderr>", "backslashreplace")
-    vars(sys).update(__stdin__=sys.stdin, __stdout__=sys.stdout, __stderr__=sys.stderr)
+def prepare() -> World:
+    """The world a program expects, made before it is there. The descriptors 0 to 2 must be pipes by now, though not yet
+    its own: what is made here asks them whether they can seek."""
     main = types.ModuleType("__main__")
     main.__file__ = MAIN
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", MAIN)
     vars(main).update(__builtins__=builtins, __annotations__={}, __cached__=None)
+    stdin = _stream(0, "r", "<stdin>", "surrogateescape")
+    stdout = _stream(1, "w", "<stdout>", "surrogateescape")
+    return main, stdin, stdout, _stream(2, "w", "<stderr>", "backslashreplace")
+
+
+def _enter(world: World, args: list[str]) -> types.ModuleType:
+    """Make it the real one."""
+    main, sys.stdin, sys.stdout, sys.stderr = world
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = world[1:]  # type: ignore[misc]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["main.py", *args]
+    sys.orig_argv = ["python3", *sys.argv]
+    sys.path[0] = "/box"
     sys.modules["__main__"] = main
     return main
 
@@ -103,7 +110,8 @@ def _uncaught(error: BaseException, stage: int, report: int) -> int:
 
 def _finish(main: types.ModuleType) -> int:
     """What an interpreter does at its end, in its order: threads, exit hooks, streams, the module's objects."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
     atexit._run_exitfuncs()
     code = _flush()
     for name in [name for name in vars(main) if name != "__builtins__"]:

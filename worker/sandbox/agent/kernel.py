@@ -8,6 +8,8 @@ import time
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+DESCRIPTORS = 256
+"""Descriptors that a process may have open."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -16,24 +18,22 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
+def fence() -> None:
+    """What holds for every program alike, set once: it holds for this process and all it will ever start."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
+    os.umask(0o022)
+    _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
+    _limit(resource.RLIMIT_CORE, 1)  # not 0, which a handler at the end of a pipe is not told of
+    _limit(resource.RLIMIT_MEMLOCK, 1 << 16)
+    _limit(resource.RLIMIT_MSGQUEUE, 0)
+    _limit(resource.RLIMIT_SIGPENDING, 256)
+
+
 def set_limits(limits: dict[str, float]) -> None:
-    """The second fence inside the cgroup: limits of the process that calls, and of all it starts."""
-    cpu = int(limits["cpu_seconds"]) + 2  # the agent's own count comes first; this one holds if it does not
-    file_bytes = int(limits["file_mib"]) << 20
-    for name, value in (
-        (resource.RLIMIT_CPU, cpu),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_NPROC, int(limits["processes"])),
-        (resource.RLIMIT_NOFILE, 256),
-        (resource.RLIMIT_CORE, 1),  # not 0, which a handler at the end of a pipe is not told of
-        (resource.RLIMIT_MEMLOCK, 1 << 16),
-        (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_SIGPENDING, 256),
-    ):
-        hard = resource.getrlimit(name)[1]
-        value = value if hard < 0 else min(value, hard)
-        if hard != value:  # gVisor does not know them all, and then reports none to spare
-            resource.setrlimit(name, (value, value))
+    """The second fence inside the cgroup: what this program may use."""
+    _limit(resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2)  # the agent's own count comes first
+    _limit(resource.RLIMIT_FSIZE, int(limits["file_mib"]) << 20)
+    _limit(resource.RLIMIT_NPROC, int(limits["processes"]))
 
 
 def become(uid: int) -> None:
@@ -41,7 +41,13 @@ def become(uid: int) -> None:
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _limit(name: int, value: int) -> None:
+    hard = resource.getrlimit(name)[1]
+    value = value if hard < 0 else min(value, hard)
+    if hard != value:  # gVisor does not know them all, and then reports none to spare
+        resource.setrlimit(name, (value, value))
 
 
 class Counters:

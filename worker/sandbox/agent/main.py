@@ -14,15 +14,15 @@ holds of a job lies in buffers that are wiped before the next one is forked from
 The worker trusts nothing of what it replies all the same.
 """
 
+import fcntl
 import gc
 import importlib
 import os
 import signal
 import sys
 
-from . import kernel, wire
-from .filter import Filter
-from .program import HOME, Job
+from . import filter, interpreter, kernel, wire
+from .program import HOME, SEALED, Job
 from .reset import Reset
 from .watch import Watch
 
@@ -38,16 +38,33 @@ class Agent:
                 file.write("0")  # a job may lower its own: where we are let, it cannot get below ours
         except OSError:
             pass
-        self.requests, self.replies, last_words = os.dup(0), os.dup(1), os.dup(2)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "evalpool_agent"]:
+            del sys.modules[name]  # no program shall find us there
+        self.requests, self.replies, last_words = (
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SEALED + 1) for fd in (0, 1, 2)
+        )
         sys.stderr = os.fdopen(last_words, "w")  # for our own tracebacks; no job inherits it
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
         self.uid, self.cold_source = int(str(config["uid"])), str(config["cold"])
-        self.counters, self.seccomp, self.reset = kernel.Counters(), Filter(), Reset(self.uid)
+        os.environ.clear()
+        os.environ.update(config["env"])  # type: ignore[call-overload]
+        self.world = self.make_world()
+        kernel.fence()
+        known = filter.install()
+        self.counters, self.reset = kernel.Counters(), Reset(self.uid)
         self.body, self.sealed, self.stdout, self.stderr, self.report = (wire.Buffer() for _ in range(5))
         self.warm(config["preload"])  # type: ignore[arg-type]
-        self.reply({"hello": config["version"], "python": sys.version.split()[0], "filter": self.seccomp.known})
+        self.reply({"hello": config["version"], "python": sys.version.split()[0], "filter": known})
+
+    def make_world(self) -> interpreter.World:
+        """The program's streams, made over pipes as it will have; then nothing is left at its numbers."""
+        ends = os.pipe()
+        for fd in (0, 1, 2):
+            os.dup2(ends[fd > 0], fd)
+        world = interpreter.prepare()
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in range(SEALED + 1):
+            os.dup2(null, fd)
+        return world
 
     def warm(self, modules: list[str]) -> None:
         """Import what jobs will want, then never let the collector touch it: a job's copy of it stays shared."""
@@ -56,8 +73,9 @@ class Agent:
         gc.collect()
         gc.freeze()
 
-    def serve(self) -> tuple[Job, tuple[int, ...]] | None:
-        """Answer requests until the stream ends. In a forked child it returns too: with the job to become."""
+    def serve(self) -> Job | None:
+        """Answer requests until the stream ends. In a forked child it returns too, with the job: a program that looks
+        up its frames must not find us there."""
         while meta := wire.read_frame(self.requests, self.body):
             job = self.run(meta)
             if job is not None:
@@ -65,20 +83,21 @@ class Agent:
             self.reply({"id": meta["id"], "dirty": self.reset.verify()})
         return None
 
-    def run(self, meta: dict[str, object]) -> tuple[Job, tuple[int, ...]] | None:
+    def run(self, meta: dict[str, object]) -> Job | None:
         """One program; in the child, what is to be done there."""
         sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
         limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
         code_start, stdin_start = sizes[0], sizes[0] + sizes[1]
-        problem = self.put(f"{HOME}/{meta['main']}", self.body.view(code_start, stdin_start))
+        path = f"{HOME}/{meta['main']}"
+        problem = self.put(path, self.body.view(code_start, stdin_start))
         (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
             os.pipe() for _ in range(5)
         )
         watch = Watch(self.counters, self.requests, limits)
         pid = os.fork()
         if not pid:
-            job = Job(self.uid, self.seccomp, self.cold_source, meta, self.body.view(), problem)
-            return job, (stdin_r, stdout_w, stderr_w, report_w, sealed_r)
+            fds = stdin_r, stdout_w, stderr_w, report_w, sealed_r
+            return Job(self.uid, self.world, self.cold_source, meta, fds, self.body.view(), problem)
         for fd in (stdin_r, stdout_w, stderr_w, report_w, sealed_r):
             os.close(fd)
         if meta["checked"] and wire.read_frame(self.requests, self.sealed) is None:
@@ -104,6 +123,7 @@ class Agent:
         )
         for buffer in (self.body, self.sealed, self.stdout, self.stderr, self.report):
             buffer.clear()
+        os.unlink(path)
         return None
 
     def put(self, path: str, code: memoryview) -> str:
@@ -129,7 +149,7 @@ def main(config: dict[str, object]) -> None:
     job = Agent(config).serve()
     if job is not None:
         try:
-            job[0].become(*job[1])
+            job.become()
         except Exception as error:
             os.write(2, f"the program could not be started: {error!r}\n".encode())
         finally:

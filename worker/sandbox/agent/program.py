@@ -1,12 +1,10 @@
 """The job's side of the fork: from a copy of the agent to the program, as another user, nothing of ours in reach."""
 
-import contextlib
 import json
 import os
 import signal
 
 from . import interpreter, kernel
-from .filter import Filter
 
 HOME = "/box"
 """The program's working directory."""
@@ -25,33 +23,36 @@ class Job:
     """What the worker sent for one run, read only here, after the fork."""
 
     def __init__(
-        self, uid: int, seccomp: Filter, cold_source: str, meta: dict[str, object], body: memoryview, problem: str
+        self,
+        uid: int,
+        world: interpreter.World,
+        cold_source: str,
+        meta: dict[str, object],
+        fds: tuple[int, ...],
+        body: memoryview,
+        problem: str,
     ) -> None:
-        self.uid, self.seccomp, self.cold_source, self.problem = uid, seccomp, cold_source, problem
+        self.uid, self.world, self.cold_source = uid, world, cold_source
+        self.fds, self.body, self.problem = fds, body, problem
         self.limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
         self.checked = bool(meta["checked"])
-        sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
-        self.given = json.loads(bytes(body[: sizes[0]]))
-        self.files, start = [], sum(sizes[:3])
-        for path, size in zip(self.given["files"], sizes[3:], strict=True):
-            self.files.append((path, body[start : start + size]))
-            start += size
+        self.sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
 
-    def become(self, stdin: int, stdout: int, stderr: int, report: int, sealed: int) -> None:
+    def become(self) -> None:
         """The program, to its end."""
-        self._confine((stdin, stdout, stderr, report, sealed))
+        self._confine(self.fds)
         os.write(REPORT, BORN)
         if self.problem:
             raise OSError(self.problem)
-        for path, content in self.files:
-            if folder := os.path.dirname(path):
-                os.makedirs(folder, exist_ok=True)
-            with open(path, "wb") as target:
-                target.write(content)
-        argv: list[str] = self.given["argv"]
-        args: list[str] = self.given["args"]
+        argv: list[str] = []
+        args: list[str] = []
+        if self.sizes[0]:  # most programs are given nothing
+            given = json.loads(bytes(self.body[: self.sizes[0]]))
+            argv, args = given["argv"], given["args"]
+            os.environ.update(given["env"])
+            self._put(given["files"])
         if not argv:
-            interpreter.run(args, REPORT, SEALED if self.checked else -1)
+            interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world)
         for ignored in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # by us or by Python; not after a login
             signal.signal(ignored, signal.SIG_DFL)
         if argv == ["python3"]:  # a cold interpreter, but the same harness
@@ -67,22 +68,28 @@ class Job:
     def _confine(self, fds: tuple[int, ...]) -> None:
         """Leave everything of the agent behind but the streams and the harness's two pipes."""
         os.setsid()
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # when memory runs out, the program goes, never the agent
-        for fd in fds[:REPORT]:
-            with contextlib.suppress(OSError):  # gVisor will not
-                os.fchmod(fd, 0o666)  # so that /dev/stdout and its like can be opened, as anywhere
-        high = [os.dup(fd) for fd in fds]  # first out of the way of the numbers they are to have
-        for number, fd in enumerate(high):
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        os.write(score, b"1000")  # when memory runs out, the program goes, never the agent
+        for number, fd in enumerate(fds):  # which are all above these numbers: the agent holds them
             os.dup2(fd, number, inheritable=number < REPORT)
-        os.closerange(len(fds), 1024)
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        os.umask(0o022)
+        os.closerange(len(fds), kernel.DESCRIPTORS)
+        try:
+            for fd in range(REPORT):
+                os.fchmod(fd, 0o666)  # so that /dev/stdout and its like can be opened, as anywhere
+        except OSError:
+            pass  # gVisor will not
         os.setpriority(os.PRIO_PROCESS, 0, 0)  # the worker may have put us above what we watch
         kernel.set_limits(self.limits)
         kernel.become(self.uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # as after an exec: /dev/stdout and /proc/self work
         os.chdir(HOME)
-        os.environ.clear()
-        os.environ.update(self.given["env"])
-        self.seccomp.install()
+
+    def _put(self, paths: list[str]) -> None:
+        """The files that go with the program."""
+        start = sum(self.sizes[:3])
+        for path, size in zip(paths, self.sizes[3:], strict=True):
+            if folder := os.path.dirname(path):
+                os.makedirs(folder, exist_ok=True)
+            with open(path, "wb") as target:
+                target.write(self.body[start : start + size])
+            start += size

@@ -79,8 +79,10 @@ class Watch:
                     self.ended = "cpu"
                     break
                 check_cpu = now + max(left / self.limits["cpus"], 0.002)
-            self.processes = max(self.processes, self.counters.processes() - 1)
-            for fd, _event in poll.poll(max(0.0, min(deadline - now, check_cpu - now, look)) * 1000 + 1):
+            events = poll.poll(max(0.0, min(deadline - now, check_cpu - now, look)) * 1000 + 1)
+            if not events:
+                self.processes = max(self.processes, self.counters.processes() - 1)
+            for fd, _event in events:
                 if fd == pidfd:
                     running = False
                 elif fd == self.control:

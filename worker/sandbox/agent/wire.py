@@ -71,16 +71,22 @@ def pack(meta: dict[str, object], body_size: int = 0) -> bytes:
 
 def read_frame(fd: int, body: Buffer) -> dict[str, object] | None:
     """The next frame of a blocking descriptor, its raw part put into the buffer; `None` at the stream's end."""
-    head = Buffer()
-    if not head.fill_exactly(fd, HEAD.size):
+    head = _exactly(fd, HEAD.size)
+    if not head:
         return None
-    text_size, body_size = HEAD.unpack(head.view())
-    head.clear()
-    if not head.fill_exactly(fd, text_size):
-        return None
-    meta: dict[str, object] = json.loads(bytes(head.view()))
+    text_size, body_size = HEAD.unpack(head)
+    text = _exactly(fd, text_size)
     body.clear()
-    return meta if body.fill_exactly(fd, body_size) else None
+    return json.loads(text) if text and body.fill_exactly(fd, body_size) else None
+
+
+def _exactly(fd: int, size: int) -> bytes:
+    """So many bytes; none when the stream ends before."""
+    data = os.read(fd, size)
+    while 0 < len(data) < size:
+        part = os.read(fd, size - len(data))
+        data = data + part if part else b""
+    return data
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
