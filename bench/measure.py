@@ -125,7 +125,7 @@ def _resident(pid: int) -> int:
 
 
 def _sandbox_cpu() -> float:
-    """CPU seconds of all containers of this machine since it was started; those that are gone included, on version 1."""
+    """CPU seconds of all containers there have been; on version 2 of cgroups, of those that are up."""
     together = Path("/sys/fs/cgroup/cpuacct/docker/cpuacct.usage")
     if together.exists():
         return int(together.read_text()) / 1e9

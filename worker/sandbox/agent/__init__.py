@@ -11,7 +11,8 @@ MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset
 """In the order of their imports."""
 
 USUAL = (
-    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string", "typing",
+    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
+    "typing",
 )  # fmt: skip
 """What programs import most: the warm interpreter has it before they ask. `typing` alone takes longer than a fork; but
 every page that these fill is copied, or at least mapped, for every program, so it is only a few."""

@@ -35,8 +35,9 @@ def run(args: list[str], report: int, sealed: int, world: "World | None" = None)
     exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
     from_bytes, settrace, setprofile = int.from_bytes, sys.settrace, sys.setprofile
     try:
-        with open(MAIN, "rb") as file:
-            source = file.read()
+        file = os.open(MAIN, os.O_RDONLY)
+        source = os.read(file, os.fstat(file).st_size)
+        os.close(file)
         program = compile_(source, MAIN, "exec", dont_inherit=True)
         stage = 1
         exec_(program, space)
@@ -80,7 +81,8 @@ def prepare() -> World:
 def _enter(world: World, args: list[str]) -> types.ModuleType:
     """Make it the real one."""
     main, sys.stdin, sys.stdout, sys.stderr = world
-    sys.__stdin__, sys.__stdout__, sys.__stderr__ = world[1:]  # type: ignore[misc]
+    if sys.__stdout__ is not sys.stdout:  # a warm interpreter has done it for all programs
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = world[1:]  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["main.py", *args]
     sys.orig_argv = ["python3", *sys.argv]

@@ -21,7 +21,8 @@ import os
 import signal
 import sys
 
-from . import filter, interpreter, kernel, wire
+from . import interpreter, kernel, wire
+from .filter import install
 from .program import HOME, SEALED, Job
 from .reset import Reset
 from .watch import Watch
@@ -43,13 +44,13 @@ class Agent:
         self.requests, self.replies, last_words = (
             fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SEALED + 1) for fd in (0, 1, 2)
         )
-        sys.stderr = os.fdopen(last_words, "w")  # for our own tracebacks; no job inherits it
+        self.last_words = sys.stderr = os.fdopen(last_words, "w")  # for our own tracebacks; no job inherits it
         self.uid, self.cold_source = int(str(config["uid"])), str(config["cold"])
         os.environ.clear()
         os.environ.update(config["env"])  # type: ignore[call-overload]
         self.world = self.make_world()
         kernel.fence()
-        known = filter.install()
+        known = install()
         self.counters, self.reset = kernel.Counters(), Reset(self.uid)
         self.body, self.sealed, self.stdout, self.stderr, self.report = (wire.Buffer() for _ in range(5))
         self.warm(config["preload"])  # type: ignore[arg-type]
@@ -61,6 +62,8 @@ class Agent:
         for fd in (0, 1, 2):
             os.dup2(ends[fd > 0], fd)
         world = interpreter.prepare()
+        _, sys.stdin, sys.stdout, _ = world
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = world[1:]  # type: ignore[misc]
         null = os.open("/dev/null", os.O_RDWR)
         for fd in range(SEALED + 1):
             os.dup2(null, fd)
@@ -74,8 +77,7 @@ class Agent:
         gc.freeze()
 
     def serve(self) -> Job | None:
-        """Answer requests until the stream ends. In a forked child it returns too, with the job: a program that looks
-        up its frames must not find us there."""
+        """Answer requests until the stream ends. In a forked child it returns too: with the job to become."""
         while meta := wire.read_frame(self.requests, self.body):
             job = self.run(meta)
             if job is not None:
@@ -146,7 +148,8 @@ class Agent:
 
 def main(config: dict[str, object]) -> None:
     """Called by the bootstrap."""
-    job = Agent(config).serve()
+    agent = Agent(config)  # it lives on in every program: to take it apart would cost each of them half a millisecond
+    job = agent.serve()
     if job is not None:
         try:
             job.become()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from typing import Any
 
 from . import interpreter, kernel
 
@@ -13,6 +14,8 @@ REPORT, SEALED = 3, 4
 BORN = b"born "
 """What the report begins with once the program is confined. It is written before the program's first line, and nobody
 can take it back: an end without it is a failure of ours."""
+NOTHING: dict[str, Any] = {"argv": [], "args": [], "env": {}, "files": []}
+"""What most programs are given besides their code and their input."""
 COLD = (
     "import sys, types; m = types.ModuleType('evalpool_agent'); exec(sys.argv[1], vars(m)); m.run(sys.argv[2:], %d, %d)"
 )
@@ -41,16 +44,13 @@ class Job:
     def become(self) -> None:
         """The program, to its end."""
         self._confine(self.fds)
+        given = json.loads(bytes(self.body[: self.sizes[0]])) if self.sizes[0] else NOTHING
+        argv, args = given["argv"], given["args"]
+        os.environ.update(given["env"])
         os.write(REPORT, BORN)
         if self.problem:
             raise OSError(self.problem)
-        argv: list[str] = []
-        args: list[str] = []
-        if self.sizes[0]:  # most programs are given nothing
-            given = json.loads(bytes(self.body[: self.sizes[0]]))
-            argv, args = given["argv"], given["args"]
-            os.environ.update(given["env"])
-            self._put(given["files"])
+        self._put(given["files"])
         if not argv:
             interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world)
         for ignored in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # by us or by Python; not after a login
