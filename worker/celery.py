@@ -72,9 +72,11 @@ def publish(jobs: Iterable[tuple[str, str]], chunk: int) -> None:
         for priority, group in groupby(jobs, key=lambda job: job[1]):
             ids = [job_id for job_id, _ in group]
             for start in range(0, len(ids), chunk):
+                part = ids[start : start + chunk]
                 app.send_task(
                     RUN,
-                    args=(ids[start : start + chunk],),
+                    args=(part,),
+                    argsrepr=f"{len(part)} jobs from {part[0]}",  # what monitors show; Celery's own would take longer
                     queue=QUEUES[Priority(priority)],
                     producer=producer,
                     retry=False,  # the rows are safe; the reconciler is our retry

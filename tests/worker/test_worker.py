@@ -209,3 +209,21 @@ def test_our_failures_are_told_when_a_job_is_given_up(start_worker: Start) -> No
     assert (result.verdict, result.attempt) == (Verdict.SANDBOX_ERROR, 3)
     assert result.detail.count("attempt") >= 3
     assert "evalpool/none" in result.detail
+
+
+def test_replaced_sandboxes_leave_no_descriptor_or_thread_behind(start_worker: Start) -> None:
+    worker = start_worker()
+    of = Path(f"/proc/{worker.pid}")
+
+    def held() -> int:
+        return len(list((of / "fd").iterdir())) + len(list((of / "task").iterdir()))
+
+    def run() -> None:
+        batch = submit_batch([JobSpec(code="pass", isolation="fresh")] * 10)
+        batch.wait(timeout=PATIENCE)
+        assert batch.progress().verdicts == {Verdict.PASSED: 10}
+
+    run()
+    most = held() + 3  # a sandbox may just be coming or going
+    run()
+    eventually(lambda: held() <= most, 20)

@@ -69,7 +69,7 @@ class Engine:
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """A blocking call in a thread; whatever goes wrong in the engine is `SandboxLost`."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, function, *args)
         except APIError as error:
             if "executable file not found" in str(error):
                 raise NoAgent(str(error.explanation)) from error
@@ -78,6 +78,12 @@ class Engine:
             raise SandboxLost(f"Docker: {error}") from error
         except (DockerException, requests.RequestException, OSError) as error:
             raise SandboxLost(f"Docker: {error}") from error
+
+    def _run(self, function: Callable[..., T], *args: Any) -> T:
+        try:
+            return function(*args)
+        finally:
+            self.api.close()  # its idle connections: docker-py keeps one for each of the last 25 addresses it asked
 
     def launch(self, options: dict[str, Any]) -> tuple[str, int, str, socket.socket]:
         """Create, attach and start a container: its id, its process on the host, its image, its stream."""
