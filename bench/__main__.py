@@ -32,6 +32,7 @@ def say(what: str) -> None:
 def throughput(rounds: int, quick: bool, slots: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
     """Jobs per second of every contestant in every round; and the latencies, measured while all of them are idle."""
     rates: dict[str, list[float]] = {}
+    sizes = {True: 656, False: 24} if quick else {True: 8 * len(references()), False: len(references())}
     with fleet(slots), ExitStack() as stack:
         contestants: list[Contestant] = []
         for kind in EVERYBODY:
@@ -44,8 +45,7 @@ def throughput(rounds: int, quick: bool, slots: int) -> tuple[dict[str, list[flo
         latencies = measure.latency(exec_container, 20 if quick else 100)
         for number in range(rounds):
             for contestant in contestants[number % len(contestants) :] + contestants[: number % len(contestants)]:
-                programs = some((4 if contestant.quick else 1) * len(references()) if not quick else
-                                328 if contestant.quick else 24)  # fmt: skip
+                programs = some(sizes[contestant.quick])
                 seconds = measure.timed(lambda: contestant.run(programs))  # noqa: B023 - called here and now
                 rate = len(programs) / seconds
                 rates.setdefault(contestant.key, []).append(rate)
@@ -58,14 +58,14 @@ def main() -> None:
     options = argparse.ArgumentParser(prog="make bench")
     options.add_argument("--quick", action="store_true", help="a smaller one, in under five minutes")
     quick = options.parse_args().quick
-    slots, rounds = measure.slots_here(), 5
+    slots, rounds = measure.slots_here(), 3 if quick else 5
     began = time.monotonic()
 
     rates, latencies = throughput(rounds, quick, slots)
     say("submission")
     submitted = measure.submission(10_000 if quick else 100_000)
     say("programs of 200 ms")
-    busy = measure.busy_cores(slots, 20 if quick else 60)
+    busy = measure.busy_cores(slots, 40 if quick else 60)
     say("what each step costs")
     by_step = steps.costs(1000 if quick else 5000)
     by_process = measure.cpu_by_process(1000 if quick else 5000, slots)

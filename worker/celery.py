@@ -85,7 +85,7 @@ def publish(jobs: Iterable[tuple[str, str]], chunk: int) -> None:
 
 def chunk_size(jobs: int, slots: int, most: int) -> int:
     """Ids per message: small batches stay parallel, big ones amortise the message."""
-    return max(1, min(most, -(-jobs // (slots * 40))))
+    return max(1, min(most, -(-jobs // (slots * 20))))
 
 
 def backlog(client: "redis.Redis") -> int:

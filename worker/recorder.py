@@ -1,5 +1,5 @@
-"""Results, committed in groups. A result waits a moment for company while other jobs are under way here; a lonely one
-does not, and while one commit is under way the next group gathers."""
+"""Results, committed in groups. A result waits a moment for company, but never until nothing else runs: a worker that
+commits, asks for more and claims it must have jobs to run meanwhile. A lonely result does not wait at all."""
 
 import asyncio
 import logging
@@ -44,7 +44,9 @@ class Recorder:
             until = asyncio.get_running_loop().time() + COMPANY_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
-                    while len(group) < min(GROUP, max(self._under_way(), len(group) + self._queue.qsize())):
+                    while self._queue.qsize() or len(group) < self._under_way() // 2:
+                        if len(group) == GROUP:
+                            break
                         group.append(await self._queue.get())
             await self._commit(group)
 
