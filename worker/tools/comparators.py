@@ -1,9 +1,15 @@
-"""How a program's output is compared with what was expected: outside the sandbox, and all of it."""
+"""How a program's output is compared with what was expected: outside the sandbox, and all of it.
+
+Word by word and line by line, without a list of all of them: ten megabytes of output are a hundred of small strings.
+"""
 
 import math
 import re
+from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
+from itertools import zip_longest
 
+_WORD = re.compile(r"\S+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -16,20 +22,29 @@ def agrees(comparator: str, got: bytes, expected: str) -> bool:
     if comparator == "rstrip":
         return text.rstrip("\n") == expected.rstrip("\n")
     if comparator == "tokens":
-        return text.split() == expected.split()
+        return all(one == other for one, other in zip_longest(_words(text), _words(expected)))
     if comparator == "lcb":
         return _lines_agree(text, expected)
     relative, _, absolute = comparator.removeprefix("float:").partition(",")
-    return _floats_agree(text.split(), expected.split(), float(relative), float(absolute or 0))
+    pairs, margins = zip_longest(_words(text), _words(expected)), (float(relative), float(absolute or 0))
+    return all(_close(one, other, *margins) for one, other in pairs)
 
 
-def _floats_agree(got: list[str], expected: list[str], relative: float, absolute: float) -> bool:
-    return len(got) == len(expected) and all(
-        _close(one, other, relative, absolute) for one, other in zip(got, expected, strict=True)
-    )
+def _words(text: str) -> Iterator[str]:
+    return (match[0] for match in _WORD.finditer(text))
 
 
-def _close(got: str, expected: str, relative: float, absolute: float) -> bool:
+def _lines(text: str) -> Iterator[str]:
+    start = 0
+    while (end := text.find("\n", start)) >= 0:
+        yield text[start:end]
+        start = end + 1
+    yield text[start:]
+
+
+def _close(got: str | None, expected: str | None, relative: float, absolute: float) -> bool:
+    if got is None or expected is None:  # one of them has more words
+        return False
     if _INTEGER.fullmatch(got) and _INTEGER.fullmatch(expected):
         return Decimal(got) == Decimal(expected)  # of any length, and never as floats
     try:
@@ -42,8 +57,10 @@ def _close(got: str, expected: str, relative: float, absolute: float) -> bool:
 
 
 def _lines_agree(got: str, expected: str) -> bool:
-    ours, theirs = got.strip().split("\n"), expected.strip().split("\n")
-    return len(ours) == len(theirs) and all(_line_agrees(*pair) for pair in zip(ours, theirs, strict=True))
+    ours, theirs = got.strip(), expected.strip()
+    return ours.count("\n") == theirs.count("\n") and all(
+        _line_agrees(*pair) for pair in zip(_lines(ours), _lines(theirs), strict=True)
+    )
 
 
 def _line_agrees(got: str, expected: str) -> bool:
