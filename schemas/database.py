@@ -115,6 +115,10 @@ def _sqlite(url: str) -> Engine:
 
 
 def _postgresql(url: str) -> Engine:
-    # A dead server or a forgotten lock must surface as an error that is retried, not as a hang.
-    options = "-c statement_timeout=120000 -c lock_timeout=30000 -c idle_in_transaction_session_timeout=120000"
+    # A dead server or a forgotten lock must surface as an error that is retried, not as a hang; and who is cut off in
+    # the middle of a transaction must not keep its rows from the others.
+    options = (
+        "-c statement_timeout=120000 -c lock_timeout=30000 -c idle_in_transaction_session_timeout=10000 "
+        "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+    )
     return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10, "options": options})

@@ -105,7 +105,9 @@ class Store:
             claimed = db.execute(claim).all()
             if claimed:
                 reached = max(row.rank - rows.HEAD_START[Priority(row.priority)] for row in claimed)
-                db.execute(update(_turns).where(_turns.c.value < reached).values(value=reached))
+                # Whoever holds this row may have been cut off: it is not worth waiting for.
+                behind = select(_turns.c.id).where(_turns.c.value < reached).with_for_update(skip_locked=True)
+                db.execute(update(_turns).where(_turns.c.id.in_(behind)).values(value=reached))
         return [
             Lease(
                 job_id=row.id,
@@ -115,7 +117,7 @@ class Store:
                 created_at=row.created_at,
                 started_at=row.started_at,
                 failures=tuple((row.failures or "").splitlines()),
-            )
+            )  # fmt: skip
             for row in sorted(claimed, key=lambda row: (row.rank, row.id))
         ]
 

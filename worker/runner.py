@@ -5,6 +5,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
@@ -260,6 +261,8 @@ class Runner:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if hasattr(self, "_pool"):
             await self._pool.close()
+            with suppress(SandboxLost, SetupError):  # what could not be removed, or came too late
+                await self._engine.call(self._engine.sweep)
             self._engine.close()
             self._announcer.close()
         if hasattr(self, "_ledger"):
