@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from schemas.job import JobSpec
+from schemas.lease import Lease
 from schemas.result import CaseResult, Metrics, Result
 from schemas.tables import Ran
 from schemas.verdict import Priority, State, Verdict
@@ -45,6 +46,19 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, now: float, turn: float) -> 
         "attempt": 0,
         "created_at": now,
     }
+
+
+def lease_of(row: Any) -> Lease:
+    """A row of `jobs` that was just claimed."""
+    return Lease(
+        job_id=row.id,
+        batch_id=row.batch_id,
+        spec=JobSpec.model_validate_json(row.spec),
+        attempt=row.attempt,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        failures=tuple((row.failures or "").splitlines()),
+    )
 
 
 def result_row(result: Result) -> dict[str, Any]:

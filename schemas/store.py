@@ -108,18 +108,7 @@ class Store:
                 # Whoever holds this row may have been cut off: it is not worth waiting for.
                 behind = select(_turns.c.id).where(_turns.c.value < reached).with_for_update(skip_locked=True)
                 db.execute(update(_turns).where(_turns.c.id.in_(behind)).values(value=reached))
-        return [
-            Lease(
-                job_id=row.id,
-                batch_id=row.batch_id,
-                spec=JobSpec.model_validate_json(row.spec),
-                attempt=row.attempt,
-                created_at=row.created_at,
-                started_at=row.started_at,
-                failures=tuple((row.failures or "").splitlines()),
-            )  # fmt: skip
-            for row in sorted(claimed, key=lambda row: (row.rank, row.id))
-        ]
+        return [rows.lease_of(row) for row in sorted(claimed, key=lambda row: (row.rank, row.id))]
 
     def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> tuple[set[str], set[str]]:
         """Prolong the leases held (job id → attempt); which jobs are no longer ours, and which were cancelled."""
