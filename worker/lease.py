@@ -32,8 +32,9 @@ class Leases:
         self._held[lease.job_id] = lease, task
 
     def drop(self, lease: Lease) -> None:
-        """The job is over, one way or another."""
-        self._held.pop(lease.job_id, None)
+        """The job is over, one way or another. We may hold it again already: then it is another lease."""
+        if lease.job_id in self._held and self._held[lease.job_id][0] is lease:
+            del self._held[lease.job_id]
 
     def stop(self, reason: str) -> None:
         """Stop every job we hold."""

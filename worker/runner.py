@@ -100,7 +100,7 @@ class Runner:
                 "draining": self._draining,
                 "docker": self._docker.state,
                 "database": self._database.state,
-                "letters": await self._ledger.call(Store.letters),
+                "letters": await self._letters(),
                 "reconciler": dict(self._reconciler.counts),
                 **self._pool.snapshot(),
             }
@@ -208,6 +208,12 @@ class Runner:
             await self._failed(lease, repr(error))
         finally:
             self._leases.drop(lease)
+
+    async def _letters(self) -> int | None:
+        try:
+            return await self._ledger.call(Store.letters)
+        except DBAPIError:  # it is away, and that is said already
+            return None
 
     def _drain(self, grace: float) -> None:
         self._pool.stop_lending()

@@ -127,3 +127,28 @@ async def test_no_word_of_a_program_stays_in_the_memory_that_the_next_is_forked_
 async def test_the_check_is_nowhere_in_memory_while_the_program_runs(box: DockerSandbox) -> None:
     outcome = await box.run(python(SCAN, check=b"x = 'PLANTED-SECRET'", limits=Limits(cpu_seconds=20)))
     assert (outcome.stdout, outcome.checked) == (b"0\n", True)
+
+
+async def test_a_socket_that_lies_in_its_own_queue_is_gone_or_ends_the_sandbox(box: DockerSandbox) -> None:
+    """No process holds it any more, and with it live the files it carries: the kernel collects it only by and by."""
+    outcome = await box.run(
+        python(
+            "import socket, os\n"
+            "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+            "memory = os.memfd_create('x')\n"
+            "os.write(memory, bytes(1 << 20))\n"
+            "socket.send_fds(b, [b'x'], [memory, a.fileno()])\n"
+            "b.close()\n"
+            "os._exit(0)"
+        )
+    )
+    assert outcome.exit_code == 0
+    if await box.reset():  # then the kernel was quick
+        seen = await box.run(python("print(open('/proc/net/sockstat').readline())"))
+        assert seen.stdout.split() == [b"sockets:", b"used", b"0"]
+
+
+async def test_ordinary_sockets_leave_nothing(box: DockerSandbox) -> None:
+    code = "import socket\na, b = socket.socketpair(); u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0))"
+    assert (await box.run(python(code))).exit_code == 0
+    assert await box.reset()

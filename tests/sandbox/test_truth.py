@@ -111,3 +111,10 @@ async def test_the_edge_of_the_cpu_limit_is_where_it_says(box: DockerSandbox) ->
     beyond = await box.run(python(BURN.format(1.2), limits=limits))
     assert beyond.ended == "cpu"
     assert beyond.cpu_seconds == pytest.approx(1.0, abs=0.1)
+
+
+async def test_the_cost_of_a_reset_is_not_the_next_programs(box: DockerSandbox) -> None:
+    litter = "import os\nfor i in range(300): os.mkdir('a'); os.chdir('a')\nfor i in range(4000): os.close(os.open(str(i), os.O_CREAT))"
+    assert (await box.run(python(litter))).exit_code == 0
+    assert await box.reset()
+    assert (await box.run(python("pass"))).cpu_seconds < 0.1

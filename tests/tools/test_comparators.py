@@ -34,3 +34,10 @@ from worker.tools.comparators import agrees
 )
 def test_comparators_agree_with_their_definition(comparator: str, got: bytes, expected: str, verdict: bool) -> None:
     assert agrees(comparator, got, expected) is verdict
+
+
+def test_a_long_line_is_compared_word_by_word() -> None:
+    assert agrees("lcb", b"1.50 2 " * 1000, "1.5 2.0 " * 1000)
+    assert not agrees("lcb", b"1 2 3", "1 2")
+    assert not agrees("lcb", b"1 2", "1 2 3")
+    assert not agrees("lcb", b"1 x", "1 2")

@@ -43,30 +43,26 @@ class Cgroup:
                 self._peak = _open(unified / "memory.peak", os.O_RDWR)
             else:
                 raise OSError("no memory controller")
-            self._last = self.read()
+            self.read()
         except BaseException:
             self.close()
             raise
 
     def start(self) -> Reading:
-        """Before a run: the peak counts anew from here. In between only the agent has used the CPU, a little."""
-        memory = int(os.pread(self._memory, 64, 0))
-        try:
+        """Before a run: the peak counts anew from here."""
+        with suppress(OSError):  # version 2 before Linux 6.12 cannot: then a peak is this run's own only if it moves
             os.pwrite(self._peak, b"0", 0)
-        except OSError:  # version 2 before Linux 6.12 cannot: then a peak is this run's own only if it moves
-            return replace(self._last, base_bytes=memory)
-        return replace(self._last, base_bytes=memory, peak_bytes=memory)
+        return replace(self.read(), base_bytes=int(os.pread(self._memory, 64, 0)))
 
     def read(self) -> Reading:
         """Now."""
         cpu = os.pread(self._cpu, 4096, 0).split()
         oom = os.pread(self._oom, 4096, 0).split()
-        self._last = Reading(
+        return Reading(
             cpu_seconds=int(cpu[0]) / 1e9 if len(cpu) == 1 else int(cpu[cpu.index(b"usage_usec") + 1]) / 1e6,
             oom_kills=int(oom[oom.index(b"oom_kill") + 1]),
             peak_bytes=int(os.pread(self._peak, 64, 0)),
         )
-        return self._last
 
     def unthrottle(self) -> None:
         """Lift the CPU quota: a crowd of processes that fights for memory under it can take minutes to kill."""

@@ -31,7 +31,7 @@ SIGNALS = 64
 START_SECONDS = 30.0
 WAIT = "chmod 1777 /box /tmp /dev/shm; echo ready; cat > /dev/null"
 """What process 1 does all its life: wait for the end of the stream that the worker holds."""
-BEGIN = """ulimit -c 0 -n 256 -f {blocks}
+BEGIN = """ulimit -c 0; ulimit -n 256; ulimit -f {blocks}
 if [ "$1" = bash ] && ! command -v bash > /dev/null; then shift; set -- sh "$@"; fi
 exec "$@"
 """
@@ -58,14 +58,17 @@ class ExecSandbox(Sandbox):
         body |= {"Entrypoint": ["sh", "-c", WAIT]}
         body["HostConfig"] |= {"CapAdd": [], "PidsLimit": self.shape.processes + 2}
         self.id, pid, self.image_digest, sock = await self._engine.call(self._engine.launch, body)
-        loop = asyncio.get_running_loop()
-        self._stream, ready = await loop.create_connection(Demultiplexer, sock=sock)
-        end = loop.time() + START_SECONDS
-        while not ready.total[1]:
-            if ready.over.is_set() or loop.time() > end:
-                await self.close()
-                raise SandboxLost("the container did not come up")
-            await asyncio.sleep(LOOK_SECONDS)
+        try:
+            loop = asyncio.get_running_loop()
+            self._stream, ready = await loop.create_connection(Demultiplexer, sock=sock)
+            end = loop.time() + START_SECONDS
+            while not ready.total[1]:
+                if ready.over.is_set() or loop.time() > end:
+                    raise SandboxLost("the container did not come up")
+                await asyncio.sleep(LOOK_SECONDS)
+        except BaseException:
+            await self.close()
+            raise
         self._cgroup = cgroup.find(pid)
 
     async def run(self, program: Program) -> Outcome:

@@ -67,6 +67,9 @@ def _line_agrees(got: str, expected: str) -> bool:
     if got.strip() == expected.strip():
         return True
     try:
-        return [Decimal(word) for word in got.split()] == [Decimal(word) for word in expected.split()]
+        return all(
+            None not in pair and Decimal(pair[0]) == Decimal(pair[1])
+            for pair in zip_longest(_words(got), _words(expected))
+        )
     except InvalidOperation:
         return False

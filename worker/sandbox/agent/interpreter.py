@@ -28,12 +28,12 @@ def run(args: list[str], report: int, sealed: int, world: "World | None" = None)
     """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none.
 
     From the program's first line to the check's last, nothing is called here but what was bound to a local before, and
-    no function of ours: a program can replace what modules hold, even a function's code, but not a running frame.
+    no function of ours: a program can replace what modules hold, even a function's code, but hardly a running frame.
     """
     main = _enter(world or prepare(), args)
     space, stage, code = vars(main), 0, 0
     exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
-    from_bytes, settrace, setprofile = int.from_bytes, sys.settrace, sys.setprofile
+    from_bytes, settrace, setprofile, leave = int.from_bytes, sys.settrace, sys.setprofile, os._exit
     try:
         file = os.open(MAIN, os.O_RDONLY)
         source = os.read(file, os.fstat(file).st_size)
@@ -48,10 +48,10 @@ def run(args: list[str], report: int, sealed: int, world: "World | None" = None)
             write(report, READY)
             size, data, token = from_bytes(read(sealed, 4), "big"), b"", b""
             while size_of(data) < size:
-                data += read(sealed, size - size_of(data))
+                data += read(sealed, size - size_of(data)) or leave(1)
             exec_(compile_(data, "/box/check.py", "exec", dont_inherit=True), space)
             while size_of(token) < 32:
-                token += read(sealed, 32 - size_of(token))
+                token += read(sealed, 32 - size_of(token)) or leave(1)  # another process of the program has read it
             write(report, b"checked " + token)
     except SystemExit as leaving:
         code = _exit_code(leaving)
@@ -112,8 +112,11 @@ def _uncaught(error: BaseException, stage: int, report: int) -> int:
 
 def _finish(main: types.ModuleType) -> int:
     """What an interpreter does at its end, in its order: threads, exit hooks, streams, the module's objects."""
-    if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()
+    try:
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+    except BaseException as error:
+        _ignored(sys.modules["threading"], error)
     atexit._run_exitfuncs()
     code = _flush()
     for name in [name for name in vars(main) if name != "__builtins__"]:
@@ -124,14 +127,19 @@ def _finish(main: types.ModuleType) -> int:
 
 def _flush() -> int:
     code = 0
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name, None)
         try:
             if stream is not None and not stream.closed:
                 stream.flush()
-        except Exception as error:
+        except BaseException as error:
             code = 120  # what Python says when its last output could not be written
-            os.write(2, f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n".encode())
+            _ignored(stream, error)
     return code
+
+
+def _ignored(what: object, error: BaseException) -> None:
+    os.write(2, f"Exception ignored in: {what!r}\n{type(error).__name__}: {error}\n".encode())
 
 
 def _stream(fd: int, mode: str, name: str, errors: str) -> io.TextIOWrapper:
@@ -146,7 +154,7 @@ def _stream(fd: int, mode: str, name: str, errors: str) -> io.TextIOWrapper:
 def _exit_code(leaving: SystemExit) -> int:
     code = leaving.code
     if code is None or isinstance(code, int):
-        return (code or 0) if -(1 << 31) <= (code or 0) < 1 << 31 else -1  # as C has it
+        return (code or 0) if -(1 << 63) <= (code or 0) < 1 << 63 else -1  # as C has it
     try:
         sys.stderr.write(f"{code}\n")
     except Exception:

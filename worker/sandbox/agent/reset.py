@@ -22,6 +22,7 @@ class Reset:
             self.sockets = os.open("/proc/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # gVisor shows none, and its sandbox without a network has none
             self.sockets = -1
+        self.sockets_at_birth = self._sockets()
 
     def verify(self) -> str:
         """Empty every place; what is not as at birth, in one sentence, or nothing."""
@@ -31,7 +32,7 @@ class Reset:
             pass
         else:
             return "a process is left"
-        if self._lingering():
+        if self._sockets() != self.sockets_at_birth:
             return "a socket lingers"
         remains = self._remains()
         if remains:
@@ -64,12 +65,12 @@ class Reset:
         except ProcessLookupError:
             pass
 
-    def _lingering(self) -> bool:
-        """Whether a TCP socket is in use, or waits out its time: the next program could see its ports."""
-        if self.sockets < 0:
-            return False
-        tcp = os.pread(self.sockets, 4096, 0).partition(b"TCP: ")[2].split()
-        return tcp[1] != b"0" or tcp[5] != b"0"
+    def _sockets(self) -> list[bytes]:
+        """How many sockets there are in all; and how many of TCP are in use, or wait out their time, so that the next
+        program could see their ports. One of no process at all may be there still, and hold files: in its own queue."""
+        words = b"" if self.sockets < 0 else os.pread(self.sockets, 4096, 0)
+        tcp = words.partition(b"TCP: ")[2].split()
+        return words.split()[2:3] + tcp[1:2] + tcp[5:6]
 
     @staticmethod
     def _free(place: str) -> tuple[int, int]:

@@ -67,7 +67,7 @@ class Watch:
         caps = {fd: REPORT_BYTES if fd == report else cap for fd in streams}
         deadline = self._started + self.limits["wall_seconds"]
         check_cpu = self._started + self.limits["cpu_seconds"] / self.limits["cpus"]
-        running = True
+        running, sample = True, self._started + SAMPLE_SECONDS
         while running:
             now = time.monotonic()
             if now >= deadline:
@@ -79,10 +79,10 @@ class Watch:
                     self.ended = "cpu"
                     break
                 check_cpu = now + max(left / self.limits["cpus"], 0.002)
-            events = poll.poll(max(0.0, min(deadline - now, check_cpu - now, look)) * 1000 + 1)
-            if not events:
+            if now >= sample:
                 self.processes = max(self.processes, self.counters.processes() - 1)
-            for fd, _event in events:
+                sample = now + SAMPLE_SECONDS
+            for fd, _event in poll.poll(max(0.0, min(deadline - now, check_cpu - now, look)) * 1000 + 1):
                 if fd == pidfd:
                     running = False
                 elif fd == self.control:

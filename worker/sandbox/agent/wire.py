@@ -55,7 +55,7 @@ class Buffer:
     def _grow(self, need: int, want: int = 0) -> None:
         if need > len(self._data):
             grown = bytearray(max(need, want))
-            grown[: self.size] = self._data[: self.size]
+            grown[: self.size] = memoryview(self._data)[: self.size]  # no copy in between that nobody would wipe
             self._wipe()
             self._data = grown
 
