@@ -32,7 +32,9 @@ def say(what: str) -> None:
 def throughput(rounds: int, quick: bool, slots: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
     """Jobs per second of every contestant in every round; and the latencies, measured while all of them are idle."""
     rates: dict[str, list[float]] = {}
-    sizes = {True: 656, False: 24} if quick else {True: 8 * len(references()), False: len(references())}
+    sizes = (
+        {True: 3 * len(references()), False: 24} if quick else {True: 8 * len(references()), False: len(references())}
+    )
     with fleet(slots), ExitStack() as stack:
         contestants: list[Contestant] = []
         for kind in EVERYBODY:

@@ -26,10 +26,8 @@ _results = SQLModel.metadata.tables["results"]
 _cases = SQLModel.metadata.tables["cases"]
 _turns = SQLModel.metadata.tables["turns"]
 _letters = SQLModel.metadata.tables["letters"]
-_QUEUED, _RUNNING = (
-    text("jobs.state = 'queued'"),
-    text("jobs.state = 'running'"),
-)  # spelt out: only then do partial indexes apply
+# spelt out: only then do partial indexes apply
+_QUEUED, _RUNNING = text("jobs.state = 'queued'"), text("jobs.state = 'running'")
 _joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
 
 

@@ -43,7 +43,6 @@ class Cgroup:
                 self._peak = _open(unified / "memory.peak", os.O_RDWR)
             else:
                 raise OSError("no memory controller")
-            self.read()
         except BaseException:
             self.close()
             raise
