@@ -166,7 +166,7 @@ class Store:
         within = true() if batch_id is None else _jobs.c.batch_id == batch_id
         query = select(_jobs.c.id, _jobs.c.priority).where(_QUEUED, due, within)
         with self.database.read() as db:
-            return [(row.id, row.priority) for row in db.execute(query.order_by(_jobs.c.id).limit(limit))]
+            return [(row.id, row.priority) for row in db.execute(query.limit(limit))]
 
     def bury(self, worker: str, reason: str, body: str) -> None:
         """Keep a message that nobody could read."""

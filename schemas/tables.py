@@ -6,6 +6,7 @@ from sqlmodel import Field, SQLModel
 from schemas.verdict import State, Verdict
 
 _QUEUED, _RUNNING = text("state = 'queued'"), text("state = 'running'")
+_UNANNOUNCED = text("state = 'queued' AND published_at IS NULL")
 
 
 class BatchRow(SQLModel, table=True):
@@ -27,9 +28,10 @@ class JobRow(SQLModel, table=True):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_batch", "batch_id", "seq", unique=True),
-        # Who is next, and who has fallen silent: both stay cheap whatever the number of finished jobs.
+        # Who is next, who has fallen silent, who was never announced: cheap whatever the number of other jobs.
         Index("ix_jobs_queue", "priority", "rank", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
+        Index("ix_jobs_unannounced", "id", sqlite_where=_UNANNOUNCED, postgresql_where=_UNANNOUNCED),
     )
 
     id: str = Field(primary_key=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlmodel import SQLModel
 
 from schemas import (
@@ -268,3 +268,16 @@ def test_a_schema_from_the_future_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(SchemaMismatch, match="9999"):
         Database(url)
+
+
+def test_a_look_at_what_waits_unannounced_reads_no_other_job(tmp_path: Path) -> None:
+    store = Store(Database(f"sqlite:///{tmp_path / 'x.db'}"))
+    asked: list[tuple[str, object]] = []
+    event.listen(store.database.engine, "before_cursor_execute", lambda *call: asked.append((call[2], call[3])))
+    store.unannounced(grace=5, stale=None, limit=10)
+    store.unannounced(grace=5, stale=9, limit=10)
+    looks = [(statement, values) for statement, values in asked if statement.startswith("SELECT")]
+    with store.database.read() as db:
+        plans = [db.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all() for statement, values in looks]
+    assert ["ix_jobs_unannounced" in str(plans[0]), "ix_jobs_queue" in str(plans[1])] == [True, True]
+    store.database.close()
