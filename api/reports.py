@@ -1,13 +1,14 @@
 """A batch summed up: the numbers, and the same for a terminal."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from rich.box import ROUNDED
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from schemas.report import Report, Spread, mean_pass_at_k, spread
+from api.tally import VALUES, Tally
+from schemas.report import Report, Score, Spread, interval, mean_pass_at_k, pass_at_k, spread
 from schemas.store import Store
 from schemas.verdict import Verdict
 
@@ -24,35 +25,40 @@ BAR = 30
 
 
 def build(store: Store, batch_id: str, ks: Collection[int]) -> Report:
-    """The report of a batch as far as it has come."""
+    """The report of a batch as far as it has come, from its results one at a time."""
     batch = store.batch(batch_id)
-    measures = store.measures(batch_id)
-    verdicts = dict.fromkeys(Verdict, 0)
-    tasks: dict[object, tuple[int, int]] = {}
-    scored = []
-    for row in measures:
-        verdict = Verdict(row.verdict)
-        verdicts[verdict] += 1
-        if not verdict.scored:
-            continue
-        scored.append(row)
-        task = row.seq if row.task_id is None else row.task_id  # a job without a task is a problem of its own
-        samples, passed = tasks.get(task, (0, 0))
-        tasks[task] = (samples + 1, passed + (verdict is Verdict.PASSED))
-    last = max((row.finished_at for row in measures), default=0.0)
+    repeats = batch.about.get("repeat", 1)
+    tally = Tally(samples=batch.total // repeats, repeats=repeats)
+    for row in store.measures(batch_id):
+        tally.add(row)
+    tasks = {task: (score.scored, score.passed) for task, score in tally.tasks.items() if score.scored}
+    scores = mean_pass_at_k(tasks, sorted(set(ks)))
+    sizes = [scored for scored, _ in tasks.values()] or [0]
     return Report(
         batch_id=batch.id,
         name=batch.name,
-        total=batch.total,
-        finished=len(measures),
-        verdicts={verdict: count for verdict, count in verdicts.items() if count},
+        total=tally.samples,
+        finished=tally.finished,
+        verdicts={verdict: count for verdict in Verdict if (count := tally.verdicts[verdict])},
         tasks=len(tasks),
-        excluded=len(measures) - len(scored),
-        pass_at_k=mean_pass_at_k(tasks, sorted(set(ks))),
-        seconds=max(0.0, last - batch.created_at.timestamp()),
-        cpu_seconds=spread([row.cpu_seconds for row in scored]),
-        wall_seconds=spread([row.wall_seconds for row in scored]),
-        peak_memory_bytes=spread([row.peak_memory_bytes for row in scored]),
+        problems=batch.about.get("problems"),
+        samples_per_task=(min(sizes), max(sizes)),
+        excluded=sum(count for verdict, count in tally.verdicts.items() if not verdict.scored),
+        pass_at_k=scores,
+        intervals={k: interval([pass_at_k(n, c, k) for n, c in tasks.values()]) for k in scores},
+        by_task=tally.named_tasks(),
+        by_label={name: values for name, values in tally.labels.items() if 1 < len(values) <= VALUES},
+        near_limit=tally.near_limit,
+        rerun=tally.rerun,
+        deduplicated=tally.deduplicated,
+        cached=tally.cached,
+        repeats=repeats,
+        flaky=tuple(sorted(tally.flaky)),
+        seconds=max(0.0, tally.last - batch.created_at.timestamp()),
+        cpu_seconds=spread(tally.cpu),
+        wall_seconds=spread(tally.wall),
+        peak_memory_bytes=spread(tally.memory),
+        made={**batch.about, **{name: dict(counts) for name, counts in tally.made.items() if counts}},
     )
 
 
@@ -60,10 +66,38 @@ def render(report: Report) -> RenderableType:
     """The report for a terminal."""
     title = f"batch {report.batch_id}" + (f" · {report.name}" if report.name else "")
     parts: list[RenderableType] = [Text(title, style="bold"), _scores(report), _verdicts(report), _usage(report)]
-    if report.excluded:
-        left_out = f"{report.excluded} jobs have no verdict on their program and are left out of every score."
-        parts.append(Text(left_out, style="bold magenta"))
+    parts += [_label(name, values) for name, values in report.by_label.items()]
+    parts += [Text(note, style) for note, style in notes(report)]
     return Group(*parts)
+
+
+def notes(report: Report) -> Iterable[tuple[str, str]]:
+    """What a reader must know to trust the numbers, and how loudly to say it."""
+    if report.excluded:
+        yield (
+            f"{report.excluded} jobs have no verdict on their program: left out of every score.",
+            "bold magenta",
+        )
+    if report.finished < report.total:
+        yield f"{report.total - report.finished:,} jobs are not finished yet.", "bold magenta"
+    if report.flaky:
+        some = ", ".join(report.flaky[:10]) + (" …" if len(report.flaky) > 10 else "")
+        yield f"{len(report.flaky)} samples are flaky (different verdicts in {report.repeats} runs): {some}", "yellow"
+    if report.near_limit:
+        yield f"{report.near_limit} verdicts are within 20 % of a limit; --calibrate fits it to this machine.", "yellow"
+    if report.rerun:
+        yield f"{report.rerun} jobs were starved of CPU time at their time limit and run again alone.", "bright_black"
+    if report.deduplicated:
+        earlier = f", {report.cached:,} of them from earlier batches" if report.cached else ""
+        yield f"{report.deduplicated:,} jobs are identical to others and share their result{earlier}.", "bright_black"
+
+
+def coverage(report: Report) -> str:
+    """How much of the benchmark the score is about."""
+    fewest, most = report.samples_per_task
+    each = f"{fewest}" if fewest == most else f"{fewest} to {most}"
+    problems = f"{report.tasks:,}" + (f"/{report.problems:,}" if report.problems else "")
+    return f"{problems} problems, {report.finished - report.excluded:,} samples ({each} of each)"
 
 
 def scores(report: Report) -> dict[str, float]:
@@ -71,14 +105,15 @@ def scores(report: Report) -> dict[str, float]:
     return {f"pass@{k}": value for k, value in report.pass_at_k.items()}
 
 
-def _scores(report: Report) -> Table:
+def _scores(report: Report) -> Group:
     table = Table.grid(padding=(0, 2))
-    for name, value in scores(report).items():
-        table.add_row(Text(name, "bold"), Text(f"{value:.4f}", "bold green"))
-    scored = report.finished - report.excluded
-    table.add_row("coverage", f"{scored:,} of {report.total:,} jobs scored, {report.tasks:,} problems")
-    table.add_row("speed", f"{report.jobs_per_second:,.1f} jobs per second, {report.seconds:,.1f} s in all")
-    return table
+    for k, value in report.pass_at_k.items():
+        low, high = report.intervals.get(k, (value, value))
+        table.add_row(Text(f"pass@{k}", "bold"), Text(f"{value:.4f}", "bold green"), f"95 %: {low:.3f} to {high:.3f}")
+    rest = Table.grid(padding=(0, 2))
+    rest.add_row("coverage", coverage(report))
+    rest.add_row("speed", f"{report.jobs_per_second:,.1f} jobs per second, {report.seconds:,.1f} s in all")
+    return Group(table, rest)
 
 
 def _verdicts(report: Report) -> Table:
@@ -97,6 +132,13 @@ def _usage(report: Report) -> Table:
     table.add_row("CPU time", *_cells(report.cpu_seconds, 1, "s", 3))
     table.add_row("wall time", *_cells(report.wall_seconds, 1, "s", 3))
     table.add_row("peak memory", *_cells(report.peak_memory_bytes, 1 << 20, "MiB", 1))
+    return table
+
+
+def _label(name: str, values: Mapping[str, Score]) -> Table:
+    table = _table(name, "passed", "scored", "share")
+    for value, score in sorted(values.items()):
+        table.add_row(Text(value), f"{score.passed:,}", f"{score.scored:,}", f"{score.rate:.1%}")
     return table
 
 

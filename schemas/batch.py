@@ -1,6 +1,7 @@
 """Jobs submitted together, and how far they have come."""
 
 from datetime import datetime
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -41,3 +42,5 @@ class Batch(BaseModel):
     total: int
     created_at: datetime
     cancelled: bool
+    about: dict[str, Any] = {}
+    """How it was made: format, options, number of problems."""

@@ -67,5 +67,9 @@ class NoSandbox(SandboxLost):
     """No sandbox can be made: the engine is away, or broken. No job is to blame, and none was tried."""
 
 
+class CheckerFailed(EvalpoolError):  # noqa: N818
+    """A job's checker neither accepted nor rejected: a failure of the benchmark, not of the program."""
+
+
 class SandboxKilled(SandboxLost):
     """A sandbox ended by itself while a program ran in it: by the program's doing, if it happens again."""

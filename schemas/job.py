@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import hashlib
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -20,8 +21,11 @@ MAX_CASES = 10_000
 LANGUAGES = {"python_executor": ("python",), "shell_executor": ("bash",), "multi_code_executor": ("python", "bash")}
 """What each tool can run; the tools themselves are in worker/tools."""
 ALIASES = {"bash": "shell_executor"}
+COMPARATORS = "exact, rstrip, tokens, float:REL[,ABS], lcb, json, json:unwrap, checker"
 
-_COMPARATOR = re.compile(r"exact|rstrip|tokens|lcb|float:[0-9.eE+-]+(,[0-9.eE+-]+)?")
+_CARRIED = {"task_id", "sample_id", "labels", "priority"}
+"""What a job only carries along."""
+_COMPARATOR = re.compile(r"exact|rstrip|tokens|lcb|json|json:unwrap|checker|float:[0-9.eE+-]+(,[0-9.eE+-]+)?")
 
 
 def _bounded(text: str) -> str:
@@ -63,7 +67,7 @@ def _content(content: str) -> str:
 
 def _comparator(name: str) -> str:
     if not _COMPARATOR.fullmatch(name):
-        raise ValueError(f"unknown comparator {name!r}; known: exact, rstrip, tokens, float:REL[,ABS], lcb")
+        raise ValueError(f"unknown comparator {name!r}; known: {COMPARATORS}")
     return name
 
 
@@ -111,6 +115,12 @@ class JobSpec(Given):
     check: Text | None = None
     """Assert-style test program, run after `code` in the same interpreter."""
     cases: tuple[Case, ...] = Field(default=(), max_length=MAX_CASES)
+    entry_point: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$", max_length=255)
+    """Call this function of a Python program, or of its class `Solution`, for each case: the case's standard input is a
+    JSON list of arguments, and what the function returns, as JSON, is the output."""
+    checker: Text | None = None
+    """A Python program that decides about cases with the comparator `checker`, in a sandbox of its own: its arguments
+    name files with the input, the output and the expected one; exit code 0 accepts, 1 rejects."""
     stop_early: bool = True
     """Stop at the first case that fails."""
     limits: Limits = Limits()
@@ -132,10 +142,26 @@ class JobSpec(Given):
             raise ValueError("check: an assert-style check needs a Python program; use cases instead")
         if self.check is not None and self.cases:
             raise ValueError("cases: a job has a check or cases, not both")
-        texts = [self.code, self.stdin, self.check or "", *self.args, *self.env.values(), *self.files.values()]
+        if self.entry_point is not None and (self.runs != "python" or not self.cases):
+            raise ValueError("entry_point: a function is called for the cases of a Python program; there are none")
+        if (self.checker is None) == any(case.comparator == "checker" for case in self.cases):
+            raise ValueError("checker: it belongs to cases with the comparator 'checker', and they to it")
+        texts = [
+            self.code,
+            self.stdin,
+            self.check or self.checker or "",
+            *self.args,
+            *self.env.values(),
+            *self.files.values(),
+        ]
         if sum(map(len, texts)) + sum(len(case.stdin) + len(case.expected) for case in self.cases) > MAX_JOB:
             raise ValueError(f"code: with its files and cases the job is over {MAX_JOB >> 20} MiB")
         return self
+
+    def digest(self, image: str) -> str:
+        """A hash of all that decides its result, where `image` is the one it runs in if it names none."""
+        decisive = self.model_dump_json(exclude=_CARRIED, exclude_defaults=True)
+        return hashlib.sha256(f"{self.image or image}\n{decisive}".encode()).hexdigest()[:32]
 
     @property
     def runs(self) -> str:

@@ -31,6 +31,10 @@ class Metrics(BaseModel):
     """From the start of the attempt to the start of the program: waiting for a sandbox, mostly."""
     sandbox_uses: int = 0
     """How many jobs this sandbox had run, this one included."""
+    limit_share: float = 0.0
+    """How much of its tightest limit (CPU time, wall time, memory) it used: 1 is all of it."""
+    rerun: bool = False
+    """Others had taken its CPU time, so that it did not end in time; this is its second run, alone."""
 
 
 class CaseResult(BaseModel):
@@ -76,6 +80,10 @@ class Result(BaseModel):
     worker: str | None = None
     sandbox_id: str | None = None
     image_digest: str | None = None
+    comparator: str | None = None
+    """How outputs were compared: name and version."""
+    shared_with: str | None = None
+    """The identical job that was run instead of this one."""
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime
@@ -85,3 +93,9 @@ class Result(BaseModel):
     def passed(self) -> bool:
         """Whether the verdict is `passed`."""
         return self.verdict is Verdict.PASSED
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def deduplicated(self) -> bool:
+        """Whether an identical job was run instead of this one."""
+        return self.shared_with is not None

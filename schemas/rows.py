@@ -30,8 +30,9 @@ def batch_of(job: str) -> str:
     return job.rpartition("-")[0]
 
 
-def job_row(batch_id: str, seq: int, spec: JobSpec, now: float, turn: float) -> dict[str, Any]:
-    """The row of a job that waits."""
+def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float) -> dict[str, Any]:
+    """The row of a job that waits. The n-th of a batch gets the n-th turn from now on: batches share the slots, a
+    priority is a head start."""
     return {
         "id": job_id(batch_id, seq),
         "batch_id": batch_id,
@@ -44,7 +45,6 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, now: float, turn: float) -> 
         "rank": turn + 1 + seq * STRIDE[spec.priority] + HEAD_START[spec.priority],
         "state": State.QUEUED.value,
         "attempt": 0,
-        "created_at": now,
     }
 
 
@@ -71,6 +71,8 @@ def result_row(result: Result) -> dict[str, Any]:
         "worker": result.worker,
         "sandbox_id": result.sandbox_id,
         "image_digest": result.image_digest,
+        "comparator": result.comparator,
+        "shared_with": result.shared_with,
         "started_at": result.started_at and result.started_at.timestamp(),
         "finished_at": result.finished_at.timestamp(),
     }
@@ -95,6 +97,8 @@ def result_of(row: Mapping[str, Any], cases: Iterable[Mapping[str, Any]] = ()) -
         worker=row["worker"],
         sandbox_id=row["sandbox_id"],
         image_digest=row["image_digest"],
+        comparator=row["comparator"],
+        shared_with=row["shared_with"],
         created_at=moment(row["created_at"]),
         started_at=None if row["started_at"] is None else moment(row["started_at"]),
         finished_at=moment(row["finished_at"]),

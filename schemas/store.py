@@ -1,24 +1,21 @@
-"""Every query of evalpool, each with a sentence. What it does not say about a job is not known of it."""
+"""Every query of evalpool, each with a sentence: here those that write, in `schemas.reader` those that read, in
+`schemas.twins` those about identical jobs. What they do not say about a job is not known of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, insert, literal, null, or_, select, text, true, union_all, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel
 
-from schemas import rows
-from schemas.batch import Batch, Progress
-from schemas.database import Database, clock
-from schemas.errors import BatchNotFound, JobNotFound
+from schemas import rows, twins
+from schemas.database import clock, upsert
 from schemas.job import JobSpec
 from schemas.lease import Lease
+from schemas.reader import IDS_AT_ONCE, Reader, parts
 from schemas.result import Result
-from schemas.tables import FINAL_STATE, ResultRow
+from schemas.tables import FINAL_STATE, TWIN, ResultRow
 from schemas.verdict import Priority, State, Verdict
-
-IDS_AT_ONCE = 5000
-"""Ids in one statement; SQLite takes at most 32,766 variables."""
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _batches = SQLModel.metadata.tables["batches"]
@@ -28,46 +25,68 @@ _turns = SQLModel.metadata.tables["turns"]
 _letters = SQLModel.metadata.tables["letters"]
 # spelt out: only then do partial indexes apply
 _QUEUED, _RUNNING = text("jobs.state = 'queued'"), text("jobs.state = 'running'")
-_joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
 
 
-class Store:
+class Store(Reader):
     """The one door to the rows."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    def ping(self) -> None:
-        """Raises when the database does not answer."""
-        with self.database.read() as db:
-            db.execute(select(literal(1)))
 
     # -- submission --------------------------------------------------------------------------------
 
-    def add_batch(self, batch_id: str, specs: Sequence[JobSpec], name: str | None, key: str | None) -> str:
-        """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has.
-
-        The n-th job of a batch gets the n-th turn from now on: batches share the slots, a priority is a head start.
-        """
+    def add_batch(
+        self,
+        batch_id: str,
+        specs: Sequence[JobSpec],
+        name: str | None,
+        key: str | None,
+        digests: Sequence[str] | None = None,
+    ) -> str:
+        """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has. With
+        digests, jobs of the same one are run once."""
         with self.database.write() as db:
-            now, turn = db.execute(select(clock(), _turns.c.value)).one()
-            batch = {
-                "id": batch_id, "name": name, "idempotency_key": key, "total": len(specs), "created_at": now,
-            }  # fmt: skip
-            added = db.execute(_upsert(db, _batches).on_conflict_do_nothing().returning(_batches.c.id), [batch]).all()
-            if not added:
-                return str(db.scalar(select(_batches.c.id).where(_batches.c.idempotency_key == key)))
-            for start in range(0, len(specs), IDS_AT_ONCE):
-                part = specs[start : start + IDS_AT_ONCE]
-                db.execute(
-                    insert(_jobs), [rows.job_row(batch_id, start + i, spec, now, turn) for i, spec in enumerate(part)]
-                )
-        return batch_id
+            stored, _ = _open(db, batch_id, len(specs), name, key, {})
+            if stored == batch_id:
+                turn = db.scalar(select(_turns.c.value)) or 0.0
+                leaders = twins.leaders(batch_id, 0, digests, {}) if digests else {}
+                added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)]
+                _add(db, added, digests, leaders)
+        return stored
+
+    def open_batch(
+        self, batch_id: str, total: int, name: str | None, key: str | None, about: Mapping[str, Any]
+    ) -> tuple[str, int, float]:
+        """Store a batch whose jobs follow in parts. Its id, or that of the batch that has this key already; how many of
+        its jobs are there; and how far the turns have come."""
+        with self.database.write() as db:
+            stored, there = _open(db, batch_id, total, name, key, about)
+            return stored, there, db.scalar(select(_turns.c.value)) or 0.0
+
+    def add_jobs(
+        self,
+        batch_id: str,
+        start: int,
+        specs: Sequence[JobSpec],
+        turn: float,
+        digests: Sequence[str] | None = None,
+        leaders: Mapping[int, str] | None = None,
+    ) -> set[str]:
+        """Store the jobs of a batch from its `start`-th on. Those that have a leader (place in the batch → job id) get
+        its result, now or when it is there; which of them have it now."""
+        added = [rows.job_row(batch_id, start + i, spec, turn) for i, spec in enumerate(specs)]
+        with self.database.write() as db:
+            if leaders:
+                twins.hold(db, set(leaders.values()))
+            _add(db, added, digests, leaders or {})
+            return twins.share(db, set(leaders.values())) if leaders else set()
+
+    def known(self, digests: Sequence[str]) -> dict[str, str]:
+        """Jobs that were run in earlier batches, by the digest they share with these."""
+        with self.database.read() as db:
+            return twins.known(db, digests)
 
     def mark_published(self, job_ids: Sequence[str]) -> None:
         """Note that Redis has been told of these jobs."""
         with self.database.write() as db:
-            for part in _parts(job_ids):
+            for part in parts(job_ids):
                 db.execute(update(_jobs).where(_jobs.c.id.in_(part)).values(published_at=clock()))
 
     # -- leases ------------------------------------------------------------------------------------
@@ -113,7 +132,7 @@ class Store:
         with self.database.write() as db:
             mine = and_(_jobs.c.worker == worker, _jobs.c.state == State.RUNNING)
             kept: set[str] = set()
-            for part in _parts(list(held)):
+            for part in parts(list(held)):
                 prolong = update(_jobs).where(_jobs.c.id.in_(part), mine).values(lease_until=clock() + seconds)
                 renewed = db.execute(prolong.returning(_jobs.c.id, _jobs.c.attempt)).all()
                 kept |= {row.id for row in renewed if row.attempt == held[row.id]}
@@ -173,11 +192,6 @@ class Store:
         with self.database.write() as db:
             db.execute(insert(_letters).values(worker=worker, reason=reason, body=body, arrived_at=clock()))
 
-    def letters(self) -> int:
-        """How many such messages there are."""
-        with self.database.read() as db:
-            return db.scalar(select(func.count()).select_from(_letters)) or 0
-
     # -- results -----------------------------------------------------------------------------------
 
     def record(self, results: Sequence[Result]) -> set[str]:
@@ -188,7 +202,7 @@ class Store:
         ordered = [first[job_id] for job_id in sorted(first)]  # one order for all writers: no deadlock
         with self.database.write() as db:
             added = db.execute(
-                _upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id),
+                upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id),
                 [rows.result_row(result) for result in ordered],
             ).scalars()
             new = set(added)
@@ -199,7 +213,7 @@ class Store:
                 ended = [r.job_id for r in ordered if r.job_id in new and FINAL_STATE[r.verdict] is state]
                 if ended:
                     db.execute(update(_jobs).where(_jobs.c.id.in_(ended)).values(state=state, lease_until=null()))
-        return new
+            return new | twins.share(db, new)
 
     def cancel(self, *, batch_id: str | None = None, job_id: str | None = None) -> int:
         """End the waiting jobs of a batch, or one job, and ask for the end of the running ones; how many ended here."""
@@ -207,72 +221,40 @@ class Store:
         with self.database.write() as db:
             marked = update(_batches).where(_batches.c.id == batch_id, _batches.c.cancelled_at.is_(None))
             db.execute(marked.values(cancelled_at=clock()))
+            db.execute(update(_jobs).where(chosen, _jobs.c.state == TWIN).values(state=State.QUEUED))
             open_ones = _jobs.c.state.in_([State.QUEUED, State.RUNNING])
             db.execute(update(_jobs).where(chosen, open_ones).values(cancelled_at=clock()))
             return _end_cancelled(db, chosen)
 
-    # -- reading -----------------------------------------------------------------------------------
 
-    def batch(self, batch_id: str) -> Batch:
-        """One batch, or `BatchNotFound`."""
-        with self.database.read() as db:
-            row = db.execute(select(_batches).where(_batches.c.id == batch_id)).one_or_none()
-        if row is None:
-            raise BatchNotFound(batch_id)
-        return Batch(
-            id=row.id, name=row.name, idempotency_key=row.idempotency_key, total=row.total,
-            created_at=rows.moment(row.created_at), cancelled=row.cancelled_at is not None,
-        )  # fmt: skip
+def _open(
+    db: Connection, batch_id: str, total: int, name: str | None, key: str | None, about: Mapping[str, Any]
+) -> tuple[str, int]:
+    """The row of a batch, or the one that has this key; its id, and how many jobs it has by now."""
+    batch = {
+        "id": batch_id, "name": name, "idempotency_key": key, "total": total, "about": json.dumps(about),
+        "created_at": db.scalar(select(clock())),
+    }  # fmt: skip
+    if db.execute(upsert(db, _batches).on_conflict_do_nothing().returning(_batches.c.id), [batch]).all():
+        return batch_id, 0
+    stored = str(db.scalar(select(_batches.c.id).where(_batches.c.idempotency_key == key)))
+    last = db.scalar(select(func.max(_jobs.c.seq)).where(_jobs.c.batch_id == stored))
+    return stored, 0 if last is None else last + 1
 
-    def state(self, job_id: str) -> State:
-        """How far a job has come, or `JobNotFound`."""
-        with self.database.read() as db:
-            found = db.scalar(select(_jobs.c.state).where(_jobs.c.id == job_id))
-        if found is None:
-            raise JobNotFound(job_id)
-        return State(found)
 
-    def progress(self, batch_id: str) -> Progress:
-        """How many jobs of a batch are in which state, and which verdicts there are."""
-        states = select(_jobs.c.state, func.count()).where(_jobs.c.batch_id == batch_id).group_by(_jobs.c.state)
-        verdicts = (
-            select(_results.c.verdict, func.count()).where(_results.c.batch_id == batch_id).group_by(_results.c.verdict)
-        )
-        with self.database.read() as db:
-            counts = {str(state): int(count) for state, count in db.execute(states)}
-            given = {Verdict(verdict): int(count) for verdict, count in db.execute(verdicts)}
-        return Progress(total=sum(counts.values()), verdicts=given, **counts)
-
-    def done(self, batch_id: str) -> set[str]:
-        """The ids of a batch's jobs that have a result."""
-        with self.database.read() as db:
-            return set(db.scalars(select(_results.c.job_id).where(_results.c.batch_id == batch_id)))
-
-    def results(self, job_ids: Sequence[str]) -> list[Result]:
-        """The results there are among these jobs, in the order of submission."""
-        found: list[Result] = []
-        with self.database.read() as db:
-            for part in _parts(job_ids):
-                found += _results_where(db, _results.c.job_id.in_(part), _cases.c.job_id.in_(part))
-        return found
-
-    def batch_results(self, batch_id: str) -> Iterator[Result]:
-        """Every result of a batch, in the order of submission, a part at a time."""
-        for start in range(0, self.batch(batch_id).total, IDS_AT_ONCE):
-            span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + IDS_AT_ONCE)
-            with self.database.read() as db:
-                found = _results_where(db, span, _cases.c.job_id.in_(select(_jobs.c.id).where(span)))
-            yield from found
-
-    def measures(self, batch_id: str) -> list[Any]:
-        """What a report needs of each result: task, verdict, times, memory, and when it was finished."""
-        query = select(
-            _jobs.c.task_id, _jobs.c.seq, _results.c.verdict, _results.c.cpu_seconds, _results.c.wall_seconds,
-            _results.c.peak_memory_bytes, _results.c.finished_at,
-        )  # fmt: skip
-        joined = query.join(_jobs, _jobs.c.id == _results.c.job_id).where(_results.c.batch_id == batch_id)
-        with self.database.read() as db:
-            return list(db.execute(joined))
+def _add(
+    db: Connection, added: Sequence[dict[str, Any]], digests: Sequence[str] | None, leaders: Mapping[int, str]
+) -> None:
+    """The rows of some jobs. Those that are there already stay as they are: a submission that was cut off may be taken
+    up while its first process still runs."""
+    now = db.scalar(select(clock()))
+    for place, row in enumerate(added):
+        leader = leaders.get(row["seq"])
+        row |= {"created_at": now, "twin_of": leader, "digest": digests and digests[place]}
+        if leader:
+            row["state"] = TWIN
+    for start in range(0, len(added), IDS_AT_ONCE):
+        db.execute(upsert(db, _jobs).on_conflict_do_nothing(), added[start : start + IDS_AT_ONCE])
 
 
 def _end_cancelled(db: Connection, which: Any) -> int:
@@ -289,21 +271,3 @@ def _end(db: Connection, which: Any, verdict: Verdict, detail: str) -> int:
     values |= {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
     db.execute(insert(_results).from_select(list(values), select(*values.values()).where(which)))
     return db.execute(update(_jobs).where(which).values(state=FINAL_STATE[verdict], lease_until=null())).rowcount
-
-
-def _upsert(db: Connection, table: Any) -> Any:
-    return (postgresql if db.dialect.name == "postgresql" else sqlite).insert(table)
-
-
-def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), IDS_AT_ONCE):
-        yield ids[start : start + IDS_AT_ONCE]
-
-
-def _results_where(db: Connection, which: Any, which_cases: Any) -> list[Result]:
-    query = select(*_joined).join(_jobs, _jobs.c.id == _results.c.job_id).where(which)
-    found = db.execute(query.order_by(_jobs.c.batch_id, _jobs.c.seq)).mappings().all()
-    cases: dict[str, list[Mapping[str, Any]]] = {}
-    for case in db.execute(select(_cases).where(which_cases).order_by(_cases.c.job_id, _cases.c.index)).mappings():
-        cases.setdefault(case["job_id"], []).append(dict(case))
-    return [rows.result_of(dict(row), cases.get(row["job_id"], ())) for row in found]

@@ -6,7 +6,12 @@ from sqlmodel import Field, SQLModel
 from schemas.verdict import State, Verdict
 
 _QUEUED, _RUNNING = text("state = 'queued'"), text("state = 'running'")
+_TWINS, _DIGESTED = text("state = 'twin'"), text("digest IS NOT NULL")
 _UNANNOUNCED = text("state = 'queued' AND published_at IS NULL")
+
+
+TWIN = "twin"
+"""The state of a job that waits for the result of an identical one; to its caller it is queued."""
 
 
 class BatchRow(SQLModel, table=True):
@@ -18,6 +23,8 @@ class BatchRow(SQLModel, table=True):
     name: str | None = None
     idempotency_key: str | None = Field(default=None, unique=True)
     total: int
+    about: str | None = Field(default=None, sa_column=Column(Text))
+    """How it was made, as JSON, for its report."""
     created_at: float
     cancelled_at: float | None = None
 
@@ -32,6 +39,8 @@ class JobRow(SQLModel, table=True):
         Index("ix_jobs_queue", "priority", "rank", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
         Index("ix_jobs_unannounced", "id", sqlite_where=_UNANNOUNCED, postgresql_where=_UNANNOUNCED),
+        Index("ix_jobs_twins", "twin_of", sqlite_where=_TWINS, postgresql_where=_TWINS),
+        Index("ix_jobs_digest", "digest", sqlite_where=_DIGESTED, postgresql_where=_DIGESTED),
     )
 
     id: str = Field(primary_key=True)
@@ -46,7 +55,7 @@ class JobRow(SQLModel, table=True):
     labels: str | None = Field(default=None, sa_column=Column(Text))
     priority: str
     rank: float
-    """Its turn: the lower goes first. See `Store.add_batch`."""
+    """Its turn: the lower goes first. See `rows.job_row`."""
     state: str = State.QUEUED
     attempt: int = 0
     """How many times a worker has claimed it."""
@@ -63,6 +72,10 @@ class JobRow(SQLModel, table=True):
     """When its caller asked for its end."""
     failures: str | None = Field(default=None, sa_column=Column(Text))
     """What went wrong with us in each failed attempt, a line each."""
+    digest: str | None = None
+    """Of all that decides its result; NULL where its result is nobody else's."""
+    twin_of: str | None = None
+    """The identical job whose result it gets."""
 
 
 class TurnRow(SQLModel, table=True):
@@ -94,6 +107,8 @@ class Ran(SQLModel):
     queue_seconds: float = 0
     setup_seconds: float = 0
     sandbox_uses: int = 0
+    limit_share: float = 0
+    rerun: bool = False
 
 
 class ResultRow(Ran, table=True):
@@ -108,6 +123,9 @@ class ResultRow(Ran, table=True):
     worker: str | None = None
     sandbox_id: str | None = None
     image_digest: str | None = None
+    comparator: str | None = None
+    shared_with: str | None = None
+    """The job that was run instead of this one."""
     started_at: float | None = None
     finished_at: float
 

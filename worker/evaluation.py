@@ -4,16 +4,18 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from schemas.errors import NoSandbox, SandboxKilled, SandboxLost
+from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost
 from schemas.job import Case, JobSpec
 from schemas.lease import Lease
+from schemas.limits import Limits
 from schemas.result import CaseResult, Metrics, Result
 from schemas.rows import moment
 from schemas.settings import Settings
 from schemas.verdict import Verdict
 from worker.pool import Pool
-from worker.sandbox.base import Sandbox, Shape
-from worker.tools.judge import case_result
+from worker.sandbox.base import Outcome, Program, Sandbox, Shape
+from worker.tools.comparators import VERSION
+from worker.tools.judge import case_result, text
 from worker.tools.registry import TOOLS
 
 ORDINARY = 4 << 20
@@ -22,6 +24,10 @@ TEXTS, EXCERPT = 4, 256
 """Texts of full length that a job with many cases may keep; and how much is kept of the others."""
 LARGE = 1 << 18
 """Bytes of output whose comparison takes so long that the other slots must not wait for it."""
+STARVED = 0.1
+"""Of the wall limit: a program that had no CPU for longer, though it wanted one, is run again alone."""
+CHECKER = Limits(cpu_seconds=10, output_bytes=1 << 16)
+"""What a checker may use."""
 TRIES = 2
 """Sandboxes tried within one attempt: one that breaks at once says little about the next."""
 DEATHS = 2
@@ -64,38 +70,80 @@ async def _run(
     index: int, case: Case | None, spec: JobSpec, pool: Pool, settings: Settings
 ) -> tuple[Sandbox, float, CaseResult]:
     """One case in a sandbox that nothing else is in, and when it got there."""
+    sandbox, started, outcome = await _outcome(case, spec, pool, settings)
+    rerun = outcome is not None and outcome.ended == "wall" and outcome.delay_seconds > STARVED * spec.limits.wall
+    if rerun:  # the clock ran while others had its CPU: that says nothing about the program
+        patient = max(spec.limits.wall, Limits(cpu_seconds=spec.limits.cpu_seconds).wall)
+        spec = spec.model_copy(update={"limits": spec.limits.model_copy(update={"wall_seconds": patient})})
+        sandbox, _, outcome = await _outcome(case, spec, pool, settings, alone=True)
+    if outcome is None:
+        detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
+        return sandbox, started, CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
+    if len(outcome.stdout) < LARGE:
+        run = case_result(index, outcome, spec, case)
+    else:
+        run = await asyncio.to_thread(case_result, index, outcome, spec, case)
+    if rerun:
+        run = run.model_copy(update={"metrics": run.metrics.model_copy(update={"rerun": True})})
+    if run.verdict is Verdict.PASSED and case is not None and case.comparator == "checker":
+        accepted, words = await _checked(case, spec, outcome, pool, settings)
+        if not accepted:
+            run = run.model_copy(update={"verdict": Verdict.WRONG_ANSWER, "detail": f"its checker says no{words}"})
+    return sandbox, started, run
+
+
+async def _outcome(
+    case: Case | None, spec: JobSpec, pool: Pool, settings: Settings, *, alone: bool = False
+) -> tuple[Sandbox, float, Outcome | None]:
+    """What the program did, and where and when; `None`: it was too much for fresh sandboxes, again and again."""
     program = TOOLS[spec.tool].program(spec, case)
     losses = deaths = 0
     while True:
         fresh = spec.isolation == "fresh" or losses > 0
         try:
-            async with pool.lend(shape_of(spec, settings), fresh=fresh) as sandbox:
+            async with pool.lend(shape_of(spec, settings), fresh=fresh, alone=alone) as sandbox:
                 started = time.monotonic()
                 outcome = await sandbox.run(program)
                 sandbox.suspect = outcome.abnormal
-            if len(outcome.stdout) < LARGE:
-                return sandbox, started, case_result(index, outcome, spec, case)
-            return sandbox, started, await asyncio.to_thread(case_result, index, outcome, spec, case)
+            return sandbox, started, outcome
         except NoSandbox:
             raise
         except SandboxKilled:
             losses, deaths = losses + 1, deaths + fresh
             if deaths == DEATHS:
-                detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
-                return sandbox, started, CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
+                return sandbox, started, None
         except SandboxLost:
             losses += 1
             if losses == TRIES:
                 raise
 
 
+async def _checked(case: Case, spec: JobSpec, outcome: Outcome, pool: Pool, settings: Settings) -> tuple[bool, str]:
+    """The word of the job's own checker, which runs where the program never was."""
+    files = {"input": case.stdin.encode(), "output": outcome.stdout, "answer": case.expected.encode()}
+    code = (spec.checker or "").encode()
+    program = Program(code=code, main="checker.py", args=tuple(files), files=files, limits=CHECKER)
+    held = len(code) + 2 * sum(map(len, files.values())) + 2 * CHECKER.output_bytes
+    async with pool.lend(_shape(settings.image, CHECKER, held)) as sandbox:
+        said = await sandbox.run(program)
+        sandbox.suspect = said.abnormal
+    words = text(said.stderr or said.stdout).strip()[:300]
+    words = f": {words}" if words else ""
+    if said.ended != "itself" or said.exit_code not in (0, 1) or said.said:
+        raise CheckerFailed(f"checker_failed: exit code {said.exit_code}, ended by {said.ended}{words}")
+    return said.exit_code == 0, words
+
+
 def shape_of(spec: JobSpec, settings: Settings) -> Shape:
     """The sandbox a job needs."""
-    limits = spec.limits
     stdin = max((len(case.stdin) for case in spec.cases), default=len(spec.stdin))
-    held = len(spec.code) + stdin + sum(map(len, spec.files.values())) + len(spec.check or "") + 2 * limits.output_bytes
+    held = len(spec.code) + stdin + sum(map(len, spec.files.values())) + len(spec.check or "")
+    return _shape(spec.image or settings.image, spec.limits, held + 2 * spec.limits.output_bytes)
+
+
+def _shape(image: str, limits: Limits, held: int) -> Shape:
     extra = 0 if held <= ORDINARY else 1 << (2 * held - 1 >> 20).bit_length()  # in steps, so that shapes are few
-    return Shape(spec.image or settings.image, limits.memory_mib, limits.processes, limits.disk_mib, extra)
+    return Shape(image, limits.memory_mib, limits.processes, limits.disk_mib, extra)
 
 
 def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: float, worker: str) -> Result:
@@ -126,9 +174,12 @@ def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: f
             queue_seconds=max(0.0, lease.started_at - lease.created_at),
             setup_seconds=setup,
             sandbox_uses=sandbox.uses,
+            limit_share=max(run.metrics.limit_share for run in runs),
+            rerun=any(run.metrics.rerun for run in runs),
         ),
         sandbox_id=sandbox.id,
         image_digest=sandbox.image_digest,
+        comparator=", ".join(sorted({f"{case.comparator}/{VERSION}" for case in lease.spec.cases})) or None,
     )
 
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from schemas.errors import EvalpoolError, NoSandbox, SandboxLost
@@ -31,6 +31,8 @@ class Pool:
     def __init__(self, make: Callable[[Shape], Awaitable[Sandbox]], slots: int, max_uses: int) -> None:
         self._make, self._max_uses = make, max_uses
         self._slots = asyncio.Semaphore(slots)
+        self._alone = asyncio.Lock()
+        """Two that wait for all slots would wait for each other."""
         self._size = slots + 1
         self._idle: list[Sandbox] = []
         self._alive: set[Sandbox] = set()
@@ -52,9 +54,10 @@ class Pool:
                 raise result
 
     @asynccontextmanager
-    async def lend(self, shape: Shape, *, fresh: bool = False) -> AsyncIterator[Sandbox]:
-        """A sandbox of this shape, for one run. An exception in the body destroys it."""
-        async with self._slots:
+    async def lend(self, shape: Shape, *, fresh: bool = False, alone: bool = False) -> AsyncIterator[Sandbox]:
+        """A sandbox of this shape, for one run; `alone`: while no other one is lent. An exception in the body destroys
+        it."""
+        async with self._every_slot() if alone else self._slots:
             sandbox = await self._take(shape, fresh)
             self.counts["lent"] += 1
             kept = False
@@ -64,6 +67,13 @@ class Pool:
             finally:
                 # In the background: the slot goes on with another sandbox meanwhile.
                 self._spawn(self._take_back(sandbox, kept))
+
+    @asynccontextmanager
+    async def _every_slot(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as held, self._alone:
+            for _ in range(self._size - 1):
+                await held.enter_async_context(self._slots)
+            yield
 
     def stop_lending(self) -> None:
         """Let the running jobs finish, and turn away the waiting ones."""

@@ -33,6 +33,10 @@ class Program:
     files: dict[str, bytes] = field(default_factory=dict)
     check: bytes | None = None
     """Run after the code in the same interpreter."""
+    tools: tuple[str, ...] = ()
+    """Modules that the check imports: it gets them as they were before the program."""
+    guarded: bool = True
+    """They, and the builtins, must still be so at its end."""
     limits: Limits = field(default_factory=Limits)
 
 
@@ -47,8 +51,8 @@ class Outcome:
     checked: bool
     """The check ran to its last line."""
     said: str
-    """What the interpreter noted on the way: `syntax`, `raised`, `assertion`, `memory`, or nothing. A hint at how it
-    failed, never proof of success."""
+    """What the interpreter noted on the way: `syntax`, `raised`, `assertion`, `memory`, `tampered`, or nothing. A hint
+    at how it failed, never proof of success."""
     stdout: bytes
     stderr: bytes
     stdout_total: int
@@ -58,6 +62,8 @@ class Outcome:
     memory_bytes: int
     oom_kills: int
     processes: int
+    delay_seconds: float = 0.0
+    """How long it was ready to run and had no CPU; known where the wall limit ended it."""
 
     @property
     def abnormal(self) -> bool:

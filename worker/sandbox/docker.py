@@ -32,7 +32,7 @@ COLD = ("python3",)
 """The command that stands for an interpreter of the program's own; one that is set up by variables needs it."""
 NOT_BORN = 125
 """How a child of the agent ends that could not become the program. So may a program: but only one that was born."""
-WORDS = ("syntax", "raised", "assertion", "memory")
+WORDS = ("syntax", "raised", "assertion", "memory", "tampered")
 
 
 class DockerSandbox(Sandbox):
@@ -96,6 +96,8 @@ class DockerSandbox(Sandbox):
             "main": program.main,
             "limits": limits.model_dump() | {"wall_seconds": limits.wall, "cpus": CPUS},
             "checked": program.check is not None,
+            "tools": program.tools,
+            "guarded": program.guarded,
             "sizes": [len(part) for part in parts],
         }
         frames, token = [pack(request, sum(request["sizes"])), *parts], ""
@@ -165,6 +167,7 @@ class DockerSandbox(Sandbox):
                 stderr_total=_count(reply, "stderr_total"),
                 wall_seconds=_seconds(reply, "wall_seconds"),
                 cpu_seconds=_seconds(reply, "cpu_seconds"),
+                delay_seconds=_seconds(reply, "delay_seconds"),
                 memory_bytes=_count(reply, "memory_bytes"),
                 oom_kills=_count(reply, "oom_kills"),
                 processes=_count(reply, "processes"),

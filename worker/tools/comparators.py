@@ -3,12 +3,15 @@
 Word by word and line by line, without a list of all of them: ten megabytes of output are a hundred of small strings.
 """
 
+import json
 import math
 import re
 from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation
 from itertools import zip_longest
 
+VERSION = 1
+"""Of all comparators: it is raised when one of them comes to decide otherwise, and stored with every result."""
 _WORD = re.compile(r"\S+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
@@ -25,9 +28,23 @@ def agrees(comparator: str, got: bytes, expected: str) -> bool:
         return all(one == other for one, other in zip_longest(_words(text), _words(expected)))
     if comparator == "lcb":
         return _lines_agree(text, expected)
+    if comparator in ("json", "json:unwrap"):
+        return _values_agree(text, expected, unwrap=comparator == "json:unwrap")
     relative, _, absolute = comparator.removeprefix("float:").partition(",")
     pairs, margins = zip_longest(_words(text), _words(expected)), (float(relative), float(absolute or 0))
     return all(_close(one, other, *margins) for one, other in pairs)
+
+
+def _values_agree(text: str, expected: str, *, unwrap: bool) -> bool:
+    """Whether two JSON texts have equal values; unwrapped: or the one is the only element of the other."""
+    try:
+        got, wanted = json.loads(text), json.loads(expected)
+    except (ValueError, RecursionError):
+        return False
+    try:
+        return bool(got == wanted or (unwrap and isinstance(wanted, list) and len(wanted) == 1 and got == wanted[0]))
+    except RecursionError:
+        return False
 
 
 def _words(text: str) -> Iterator[str]:

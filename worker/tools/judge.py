@@ -25,6 +25,8 @@ def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, 
         return stopped
     if outcome.said == "assertion":
         return Verdict.WRONG_ANSWER, _last_line(outcome.stderr) or "an assertion of the check failed"
+    if outcome.said == "tampered":
+        return Verdict.WRONG_ANSWER, "it replaced a function that its check calls, while the check ran"
     if outcome.signal is not None:
         return Verdict.RUNTIME_ERROR, f"ended by signal {outcome.signal} ({_signal_name(outcome.signal)})"
     if spec.check is not None and not outcome.checked and not (outcome.said == "raised" and outcome.exit_code):
@@ -32,6 +34,8 @@ def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, 
     if outcome.exit_code != 0:
         said = _last_line(outcome.stderr)
         return Verdict.RUNTIME_ERROR, f"exit code {outcome.exit_code}" + (f": {said}" if said else "")
+    if case is not None and case.comparator == "checker":  # whose word is still to come
+        return Verdict.PASSED, "passed"
     if case is not None and not agrees(case.comparator, outcome.stdout, case.expected):
         return Verdict.WRONG_ANSWER, f"the output differs from what was expected (comparator {case.comparator})"
     return Verdict.PASSED, "passed"
@@ -57,6 +61,7 @@ def case_result(index: int, outcome: Outcome, spec: JobSpec, case: Case | None) 
             oom_killed=outcome.oom_kills > 0,
             processes_peak=outcome.processes,
             output_bytes=outcome.stdout_total + outcome.stderr_total,
+            limit_share=_share(outcome, spec.limits),
         ),
     )
 
@@ -79,6 +84,14 @@ def _limit_reached(outcome: Outcome, limits: Limits) -> tuple[Verdict, str] | No
         used = f"only {outcome.cpu_seconds:.2f} s of CPU used"
         return Verdict.TIME_LIMIT, f"did not end within {limits.wall:g} s of wall time ({used})"
     return None
+
+
+def _share(outcome: Outcome, limits: Limits) -> float:
+    return max(
+        outcome.cpu_seconds / limits.cpu_seconds,
+        outcome.wall_seconds / limits.wall,
+        outcome.memory_bytes / (limits.memory_mib << 20),
+    )
 
 
 def _ended_well(outcome: Outcome) -> bool:

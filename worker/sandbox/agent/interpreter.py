@@ -8,6 +8,7 @@ from there only after the check's last line.
 import atexit
 import builtins
 import gc
+import importlib
 import importlib.machinery
 import io
 import os
@@ -15,23 +16,43 @@ import signal
 import sys
 import types
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 MAIN = "/box/main.py"
 READY = b"ready "
 """What the harness says when the program has run: only then is the check put into the pipe."""
+FREE = ("print", "input", "open", "help", "exit", "quit", "copyright", "credits", "license")
+"""Builtins that a check may well replace, and that decide nothing."""
+NAMES = frozenset(name for name in dir(builtins) if name not in FREE and not name.startswith("__"))
 
 
 World = tuple[types.ModuleType, io.TextIOWrapper, io.TextIOWrapper, io.TextIOWrapper]
 """A program's own `__main__` and its three streams."""
 
 
-def run(args: list[str], report: int, sealed: int, world: "World | None" = None) -> None:
-    """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none.
+def run(
+    args: list[str],
+    report: int,
+    sealed: int,
+    world: "World | None" = None,
+    tools: "list[str] | tuple[str, ...]" = (),
+    guarded: bool = True,
+) -> None:
+    """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none; `tools` are
+    the modules that the check imports.
 
     From the program's first line to the check's last, nothing is called here but what was bound to a local before, and
     no function of ours: a program can replace what modules hold, even a function's code, but hardly a running frame.
+
+    The check gets its tools (builtins, and the functions of those modules) as they were before the program, and does
+    not see globals of the program that go by the name of a builtin. Where `guarded`, its end must find them so, too.
     """
     main = _enter(world or prepare(), args)
     space, stage, code = vars(main), 0, 0
+    kept, modules, loaded = _tools(tools) if sealed >= 0 else ((), (), {})
+    common, names = builtins, NAMES
     exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
     from_bytes, settrace, setprofile, leave = int.from_bytes, sys.settrace, sys.setprofile, os._exit
     try:
@@ -46,10 +67,24 @@ def run(args: list[str], report: int, sealed: int, world: "World | None" = None)
             setprofile(None)
             stage = 2
             write(report, READY)
+            for holder, name, value, text in kept:
+                if name not in holder or holder[name] is not value:
+                    holder[name] = value
+                if text is not None and value.__code__ is not text:
+                    value.__code__ = text
+            for name, value in modules:
+                loaded[name] = value
+            space["__builtins__"] = common
+            if not names.isdisjoint(space):
+                space = {name: value for name, value in space.items() if name not in names}
             size, data, token = from_bytes(read(sealed, 4), "big"), b"", b""
             while size_of(data) < size:
                 data += read(sealed, size - size_of(data)) or leave(1)
             exec_(compile_(data, "/box/check.py", "exec", dont_inherit=True), space)
+            for holder, name, value, text in kept if guarded else ():
+                if name not in holder or holder[name] is not value or (text and value.__code__ is not text):
+                    write(report, b"tampered")
+                    leave(1)
             while size_of(token) < 32:
                 token += read(sealed, 32 - size_of(token)) or leave(1)  # another process of the program has read it
             write(report, b"checked " + token)
@@ -64,6 +99,21 @@ def run(args: list[str], report: int, sealed: int, world: "World | None" = None)
         code = _uncaught(error, stage, report)
     code = _finish(main) or code
     os._exit(code & 0xFF)
+
+
+def _tools(names: "list[str] | tuple[str, ...]") -> "tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]":
+    """What checks call, and where it is found: (namespace, name, value, code) of each; the modules; all modules."""
+    kept: list[Any] = []
+    modules: list[Any] = []
+    for module in ("builtins", *names):
+        try:
+            space = vars(importlib.import_module(module))
+        except Exception:
+            continue  # then the check will say so
+        modules.append((module, sys.modules[module]))
+        tools = [(name, value) for name, value in space.items() if callable(value) and name not in FREE]
+        kept += [(space, name, value, getattr(value, "__code__", None)) for name, value in tools]
+    return tuple(kept), tuple(modules), sys.modules
 
 
 def prepare() -> World:

@@ -102,6 +102,21 @@ class Counters:
         return int(_text(self._pids_peak) or 0)
 
 
+def delay_seconds() -> float:
+    """The longest time that any thread here, but for our own, has spent ready to run and without a CPU."""
+    longest = 0
+    for pid in os.listdir("/proc"):
+        if not pid.isdigit() or int(pid) == os.getpid():
+            continue
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
+                    longest = max(longest, int(file.read().split()[1]))
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended, or this kernel does not count it
+    return longest / 1e9
+
+
 def _open(*paths: str) -> int | None:
     for path in paths:
         try:

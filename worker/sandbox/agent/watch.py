@@ -6,7 +6,7 @@ import signal
 import time
 
 from .interpreter import READY
-from .kernel import Counters
+from .kernel import Counters, delay_seconds
 from .program import BORN
 from .wire import GULP, Buffer
 
@@ -32,6 +32,8 @@ class Watch:
         """Most seen alive at once."""
         self.total: dict[int, int] = {}
         """Bytes read of each stream, kept or not."""
+        self.delay = 0.0
+        """How long one of its threads has waited for a CPU that others had; looked at where the wall limit ends it."""
         self._before = counters.snapshot()
         self._started = time.monotonic()
 
@@ -71,7 +73,7 @@ class Watch:
         while running:
             now = time.monotonic()
             if now >= deadline:
-                self.ended = "wall"
+                self.ended, self.delay = "wall", delay_seconds()
                 break
             if now >= check_cpu:
                 left = self.limits["cpu_seconds"] - self.cpu_seconds()
@@ -121,6 +123,7 @@ class Watch:
         before, peak, pids = self._before, self.counters.peak_bytes(), self.counters.processes_peak()
         return {
             "wall_seconds": time.monotonic() - self._started,
+            "delay_seconds": self.delay,
             "cpu_seconds": self.cpu_seconds(),
             # A peak of the cgroup counts all processes together, but is this run's own only if it moved.
             "memory_bytes": max(self.rss, peak - int(before["memory"]) if peak > before["peak"] else 0),

@@ -1,0 +1,99 @@
+"""Identical jobs: one runs, the others get its result, whatever happens first."""
+
+import pytest
+
+from schemas import JobSpec, Limits, Progress, State, Verdict
+from schemas.store import Store
+from tests.schemas.test_store import result
+
+SAME = [JobSpec(code="x", task_id="t", sample_id=n) for n in range(4)]
+
+
+def digests(specs: list[JobSpec]) -> list[str]:
+    return [spec.digest("image") for spec in specs]
+
+
+def test_what_a_job_only_carries_along_does_not_make_it_another() -> None:
+    one = JobSpec(code="x")
+    assert one.digest("i") == JobSpec(code="x", task_id=1, sample_id=2, labels={"a": 1}, priority="high").digest("i")
+    others = [
+        JobSpec(code="y"),
+        JobSpec(code="x", check="pass"),
+        JobSpec(code="x", limits=Limits(cpu_seconds=1)),
+        JobSpec(code="x", image="other"),
+        JobSpec(code="x", stdin="1"),
+        JobSpec(code="x", isolation="fresh"),
+    ]
+    assert len({one.digest("i"), one.digest("j"), *(spec.digest("i") for spec in others)}) == 8
+
+
+def test_one_of_them_runs_and_all_get_the_result(store: Store) -> None:
+    store.add_batch("b", SAME, None, None, digests(SAME))
+    assert [pair[0] for pair in store.unannounced(grace=-1, stale=None, limit=9)] == ["b-000000"]
+    (lease,) = store.lease(9, "w", 60)
+    assert store.state("b-000001") is State.QUEUED
+    assert store.progress("b") == Progress(total=4, queued=3, running=1)
+    assert store.record([result(lease, cases=())]) == {f"b-{n:06}" for n in range(4)}
+    found = list(store.batch_results("b"))
+    assert [each.shared_with for each in found] == [None, *["b-000000"] * 3]
+    assert [each.deduplicated for each in found] == [False, True, True, True]
+    assert [each.sample_id for each in found] == [0, 1, 2, 3]
+    assert store.progress("b").complete
+    assert store.state("b-000003") is State.FINISHED
+
+
+def test_cases_come_along(store: Store) -> None:
+    from schemas import CaseResult
+
+    store.add_batch("b", SAME[:2], None, None, digests(SAME[:2]))
+    (lease,) = store.lease(9, "w", 60)
+    store.record([result(lease, cases=(CaseResult(index=0, verdict=Verdict.PASSED, stdout="7"),))])
+    assert [each.cases[0].stdout for each in store.batch_results("b")] == ["7", "7"]
+
+
+@pytest.mark.parametrize("verdict", [Verdict.SANDBOX_ERROR, Verdict.CANCELLED])
+def test_what_says_nothing_about_the_program_is_not_shared(store: Store, verdict: Verdict) -> None:
+    store.add_batch("b", SAME[:2], None, None, digests(SAME[:2]))
+    (lease,) = store.lease(9, "w", 60)
+    assert store.record([result(lease, verdict)]) == {"b-000000"}
+    (second,) = store.lease(9, "w", 60)
+    assert second.job_id == "b-000001"
+    store.record([result(second)])
+    assert store.progress("b").verdicts == {verdict: 1, Verdict.PASSED: 1}
+
+
+def test_a_cancelled_batch_ends_the_waiting_ones(store: Store) -> None:
+    store.add_batch("b", SAME, None, None, digests(SAME))
+    assert store.cancel(batch_id="b") == 4
+    assert store.progress("b").verdicts == {Verdict.CANCELLED: 4}
+
+
+def test_a_stream_goes_on_where_it_was_cut_off(store: Store) -> None:
+    specs = [JobSpec(code=f"{n}") for n in range(6)]
+    assert store.open_batch("b", 6, "name", "key", {"problems": 6})[:2] == ("b", 0)
+    store.add_jobs("b", 0, specs[:4], 0.0)
+    assert not store.progress("b").complete
+    assert store.open_batch("c", 6, "name", "key", {})[:2] == ("b", 4)
+    store.add_jobs("b", 2, specs[2:], 0.0)  # whoever was cut off may still be at it: no job twice
+    assert [lease.spec.code for lease in store.lease(9, "w", 60)] == ["0", "1", "2", "3", "4", "5"]
+    assert store.batch("b").about == {"problems": 6}
+
+
+def test_a_twin_that_comes_late_gets_the_result_at_once(store: Store) -> None:
+    store.open_batch("b", 2, None, None, {})
+    store.add_jobs("b", 0, SAME[:1], 0.0, digests(SAME[:1]), {})
+    (lease,) = store.lease(9, "w", 60)
+    store.record([result(lease)])
+    assert store.add_jobs("b", 1, SAME[1:2], 0.0, digests(SAME[1:2]), {1: "b-000000"}) == {"b-000001"}
+    assert store.progress("b").complete
+
+
+def test_results_of_earlier_batches_are_known_by_their_digest(store: Store) -> None:
+    store.add_batch("b", SAME[:2], None, None, digests(SAME[:2]))
+    key = digests(SAME[:1])[0]
+    assert store.known([key]) == {}
+    (lease,) = store.lease(9, "w", 60)
+    store.record([result(lease)])
+    assert store.known([key, "other"]) == {key: "b-000000"}
+    store.add_batch("c", [JobSpec(code="z")], None, None)
+    assert store.known([JobSpec(code="z").digest("image")]) == {}

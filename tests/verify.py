@@ -1,0 +1,173 @@
+"""Every labelled program of a data folder, through the whole stack, against its label: `make verify DATA=folder`.
+
+Prints the agreement per set, and every disagreement with what was said about it. Exit code 0: each set agrees as much
+as it must.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path[0] = str(ROOT)  # instead of tests/, whose folders have the names of our packages
+
+from rich.box import ROUNDED  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+from api import formats, submit_batch  # noqa: E402
+from api.embedded import embedded  # noqa: E402
+from schemas import Case, InvalidJob, JobSpec, Limits, Verdict  # noqa: E402
+from schemas.settings import Settings  # noqa: E402
+
+PASSED = frozenset({Verdict.PASSED})
+FAILED = frozenset(verdict for verdict in Verdict if verdict.scored) - PASSED
+WORDS = {"accepted": PASSED, "rejected": frozenset({Verdict.EARLY_EXIT, Verdict.WRONG_ANSWER})}
+"""What the judges' cases allow, where they do not use our own words."""
+notes = Console(stderr=True, highlight=False)
+
+Labelled = tuple[str, JobSpec, frozenset[Verdict]]
+"""A name, a program, and the verdicts that agree with its label."""
+
+
+@dataclass(frozen=True)
+class Set:
+    """Programs with labels."""
+
+    file: str
+    needed: float
+    """Share that must agree."""
+    read: Callable[[Path], Iterator[Labelled | str]]
+    """Its programs; and, as text, what cannot be run and why."""
+
+
+def labelled(path: Path) -> Iterator[Labelled | str]:
+    """Self-contained programs: exit code 0 is a pass."""
+    for row in rows(path):
+        try:
+            spec = JobSpec(
+                code=row["code"], stdin=row.get("stdin") or "", task_id=row["id"],
+                **in_language(row["language"]), limits=Limits(cpu_seconds=8, memory_mib=1024),
+            )  # fmt: skip
+        except InvalidJob as error:
+            yield f"{row['id']}: {error}"
+            continue
+        yield row["id"], spec, PASSED if row["expect"] == "pass" else FAILED
+
+
+def judge(path: Path) -> Iterator[Labelled | str]:
+    """Cases of other judges, with their limits."""
+    for row in rows(path):
+        ours = {"cpu_s": "cpu_seconds", "wall_s": "wall_seconds", "memory_mb": "memory_mib", "procs": "processes"}
+        limits = {ours.get(name, name): value for name, value in row["norm_limits"].items()}
+        if "memory_mib" in limits:
+            limits["memory_mib"] = round(limits["memory_mib"])
+        expected, given = row["expected_stdout"], {"stdin": row["stdin"], "args": row["args"]}
+        more: dict[str, Any] = {"cases": [Case(expected=expected, comparator="tokens", **given)]} if expected else given
+        if "antihack" in row["tags"]:
+            more["check"] = "assert True"  # to be cheated out of
+        try:
+            spec = JobSpec(
+                code=row["code"], files=row["files"], limits=Limits(**limits), **in_language(row["language"]), **more
+            )
+        except InvalidJob as error:
+            yield f"{row['id']}: {error}"
+            continue
+        yield row["id"], spec, frozenset().union(*(WORDS.get(word) or {Verdict(word)} for word in row["expect"]))
+
+
+def references(path: Path) -> Iterator[Labelled | str]:
+    """The reference solutions of a benchmark's problems, as its format would run them."""
+    with formats.read(str(path), problems=str(path), given={"cpu_seconds": 30, "memory_mib": 1024}) as data:
+        for spec in data.references():
+            yield str(spec.task_id), spec, PASSED
+
+
+SETS = (
+    Set("problems/HumanEval.jsonl.gz", 1.0, references),
+    Set("problems/HumanEvalPlus-OriginFmt.jsonl.gz", 1.0, references),
+    Set("problems/mbpp.jsonl.gz", 1.0, references),
+    Set("problems/sanitized-mbpp.json.gz", 1.0, references),
+    Set("labelled/humaneval-mbpp-reference.jsonl.gz", 1.0, labelled),
+    Set("labelled/humanevalpack.jsonl.gz", 0.99, labelled),
+    Set("labelled/mapcoder.jsonl.gz", 0.995, labelled),
+    Set("labelled/cruxeval.jsonl.gz", 0.999, labelled),
+    Set("labelled/p3.jsonl.gz", 0.995, labelled),
+    Set("judge/cases.jsonl.gz", 1.0, judge),
+)
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def in_language(name: str) -> dict[str, str]:
+    return {} if name == "python" else {"tool": "multi_code_executor", "language": name}
+
+
+@contextmanager
+def stack() -> Iterator[None]:
+    """A Redis, a ledger and a worker of this run's own."""
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["EVALPOOL_STATE_DIR"] = place
+        with embedded(Settings()) as servers:
+            servers.start_worker()
+            yield
+
+
+def main() -> int:
+    """Run them all."""
+    options = argparse.ArgumentParser(prog="make verify")
+    options.add_argument("data", type=Path, help="the folder with problems/, labelled/ and judge/")
+    options.add_argument("--only", default="", help="sets whose name contains this")
+    given = options.parse_args()
+    chosen = [each for each in SETS if given.only in each.file and (given.data / each.file).exists()]
+    if not chosen:
+        notes.print(f"{given.data}: no labelled set in it that is called so")
+        return 2
+    table = Table("set", "programs", "agree", "share", "needed", "not run", "jobs/s", box=ROUNDED)
+    fine = True
+    with stack():
+        for each in chosen:
+            fine &= verify(each, list(each.read(given.data / each.file)), table)
+    Console().print(table)
+    return 0 if fine else 1
+
+
+def verify(each: Set, found: Iterable[Labelled | str], table: Table) -> bool:
+    """One set; whether enough of it agrees."""
+    programs = [one for one in found if not isinstance(one, str)]
+    left_out = [one for one in found if isinstance(one, str)]
+    notes.print(f"{each.file}: {len(programs):,} programs")
+    started, agree = time.monotonic(), 0
+    if programs:
+        batch = submit_batch([spec for _, spec, _ in programs])
+        batch.wait()
+        for (name, _, allowed), result in zip(programs, batch.stream(), strict=True):
+            agree += result.verdict in allowed
+            if result.verdict not in allowed:
+                wanted = " or ".join(sorted(allowed)) if len(allowed) < len(FAILED) else "a failure"
+                notes.print(f"  {name}: {result.verdict}, not {wanted}: {result.detail[:200]}", markup=False)
+    share = agree / len(programs) if programs else 0.0
+    rate = len(programs) / (time.monotonic() - started)
+    for reason in sorted({text.partition(": ")[2] for text in left_out}):
+        notes.print(f"  not run: {sum(reason in text for text in left_out)} ({reason})", markup=False)
+    table.add_row(
+        each.file, f"{len(programs):,}", f"{agree:,}", f"{share:.4%}", f"{each.needed:.1%}", f"{len(left_out):,}",
+        f"{rate:.0f}", style="" if share >= each.needed else "bold red",
+    )  # fmt: skip
+    return share >= each.needed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""One job on a fake sandbox: functions that are called, checkers, and programs that others kept from running."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas import Case, JobSpec, Limits, Settings, Verdict
+from schemas.errors import CheckerFailed
+from schemas.lease import Lease
+from worker.evaluation import evaluate
+from worker.pool import Pool
+from worker.sandbox.base import Outcome, Program, Shape
+from worker.sandbox.fake import FakeSandbox
+
+
+class Watched(FakeSandbox):
+    """Notes what runs, and can say that the machine was busy."""
+
+    programs: list[Program] = []  # noqa: RUF012 - one list for all, on purpose
+    busy: list[float] = []  # noqa: RUF012
+    at_once = most = 0
+
+    async def run(self, program: Program) -> Outcome:
+        Watched.programs.append(program)
+        Watched.at_once += 1
+        Watched.most = max(Watched.most, Watched.at_once)
+        try:
+            outcome = await super().run(program)
+        finally:
+            Watched.at_once -= 1
+        starved = outcome.ended == "wall" and Watched.busy
+        return replace(outcome, delay_seconds=Watched.busy.pop(0)) if starved else outcome
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    Watched.programs, Watched.busy, Watched.most = [], [], 0
+
+
+async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
+    """The results of these jobs, side by side."""
+
+    async def make(shape: Shape) -> FakeSandbox:
+        sandbox = Watched(shape)
+        await sandbox.start()
+        return sandbox
+
+    pool = Pool(make, slots, 100)
+    leases = [
+        Lease(job_id=f"b-{n:06}", batch_id="b", spec=spec, attempt=1, created_at=0, started_at=0)
+        for n, spec in enumerate(specs)
+    ]
+    try:
+        return await asyncio.gather(*(evaluate(lease, pool, Settings()) for lease in leases))
+    finally:
+        await pool.close()
+
+
+async def test_a_function_is_called_and_what_it_prints_is_not_its_answer() -> None:
+    code = "def add(a, b):\n    print('noise')\n    return (a + b, [a])\n"
+    right = Case(json.dumps([1, 2]), "[3, [1]]", comparator="json")
+    wrong = Case(json.dumps([1, 2]), "[4, [1]]", comparator="json")
+    spec = JobSpec(code=code, entry_point="add", cases=[right, wrong], stop_early=False)
+    (result,) = await run(spec)
+    assert [case.verdict for case in result.cases] == [Verdict.PASSED, Verdict.WRONG_ANSWER]
+    assert result.comparator == "json/1"
+    assert "noise" in result.cases[0].stderr
+
+
+async def test_a_method_of_solution_gets_its_arguments_back_as_they_were() -> None:
+    code = "class Solution:\n    def f(self, table, keep):\n        return sorted(table), list(keep)\n"
+    case = Case(json.dumps([{"1": 2, "3": 4}, {"a": 1}]), '[[1, 3], ["a"]]', comparator="json")
+    (result,) = await run(JobSpec(code=code, entry_point="f", cases=[case]))
+    assert result.passed, result.stderr
+
+
+async def test_an_answer_that_is_the_only_element_of_the_expected_one_may_be_enough() -> None:
+    code = "def f(): return 7"
+    cases = [Case("[]", "[7]", comparator=comparator) for comparator in ("json:unwrap", "json")]
+    (result,) = await run(JobSpec(code=code, entry_point="f", cases=cases, stop_early=False))
+    assert [case.verdict for case in result.cases] == [Verdict.PASSED, Verdict.WRONG_ANSWER]
+
+
+CHECKER = """
+import sys
+given, output, answer = (open(path).read() for path in sys.argv[1:])
+if output == "break": raise ValueError("no")
+sys.exit(0 if sorted(output.split()) == sorted(answer.split()) else 1)
+"""
+
+
+async def test_a_checker_of_the_jobs_own_decides_where_the_program_never_was() -> None:
+    jobs = [
+        JobSpec(code=f"print({text!r}, end='')", cases=[Case("", "1 2", comparator="checker")], checker=CHECKER)
+        for text in ("2 1", "2 2")
+    ]
+    accepted, rejected = await run(*jobs)
+    assert (accepted.verdict, rejected.verdict) == (Verdict.PASSED, Verdict.WRONG_ANSWER)
+    assert accepted.comparator == "checker/1"
+    assert not [program for program in Watched.programs if program.main == "main.py" and program.files]
+
+
+async def test_a_checker_that_breaks_is_nobodys_wrong_answer() -> None:
+    spec = JobSpec(code="print('break', end='')", cases=[Case("", "1", comparator="checker")], checker=CHECKER)
+    with pytest.raises(CheckerFailed, match="checker_failed"):
+        await run(spec)
+
+
+SLEEPER = "import time; time.sleep(0.6)"
+
+
+async def test_a_program_that_others_kept_from_running_is_run_again_alone() -> None:
+    Watched.busy = [0.2]
+    tight = Limits(cpu_seconds=1, wall_seconds=0.3)
+    starved, *others = await run(
+        JobSpec(code=SLEEPER, limits=tight), *[JobSpec(code="import time; time.sleep(0.1)")] * 6
+    )
+    assert starved.passed  # it had the wall time that its CPU limit would give it
+    assert starved.metrics.rerun
+    assert all(result.passed and not result.metrics.rerun for result in others)
+    assert [program.limits.wall for program in Watched.programs].count(6) == 1  # its second run
+
+
+async def test_a_program_that_only_waits_is_not_given_a_second_chance() -> None:
+    (result,) = await run(JobSpec(code=SLEEPER, limits=Limits(cpu_seconds=1, wall_seconds=0.3)))
+    assert result.verdict is Verdict.TIME_LIMIT
+    assert not result.metrics.rerun
+    assert len(Watched.programs) == 1
+    assert result.metrics.limit_share >= 1
+
+
+async def test_alone_means_that_nothing_else_is_lent() -> None:
+    async def make(shape: Shape) -> FakeSandbox:
+        sandbox = FakeSandbox(shape)
+        await sandbox.start()
+        return sandbox
+
+    pool = Pool(make, 3, 100)
+    shape, inside = Shape("x", 1, 1, 1), 0
+
+    async def use(*, alone: bool) -> None:
+        nonlocal inside
+        async with pool.lend(shape, alone=alone):
+            inside += 1
+            assert not alone or inside == 1
+            await asyncio.sleep(0.01)
+            assert not alone or inside == 1
+            inside -= 1
+
+    await asyncio.wait_for(asyncio.gather(*(use(alone=n % 3 == 0) for n in range(12))), 30)
+    await pool.close()
