@@ -57,12 +57,12 @@ up: ## start the compose stack
 down: ## stop the compose stack
 	@compose="$(COMPOSE)"; [ -n "$$compose" ] || $(NO_COMPOSE); $$compose down $(ARGS)
 
-# every dependency, the humaneval extra, the tools of development, and what builds the package itself, for any platform
+# every dependency, the extras, the tools of development, and what builds the package itself, for any platform
 lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" lets all of them move)
 	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && python3 -m venv "$$uv" && \
 	"$$uv/bin/pip" install --quiet --disable-pip-version-check uv && \
 	printf '%s\n' 'hatchling>=1.27' 'editables' | UV_SYSTEM_CERTS=1 "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 \
-		--extra humaneval --group dev --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
+		--extra humaneval --extra parquet --group dev --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
 		--output-file requirements.lock $(ARGS) pyproject.toml - && \
 	UV_SYSTEM_CERTS=1 "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 --constraint requirements.lock \
 		--group bench --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \

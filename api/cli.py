@@ -11,7 +11,6 @@ import typer
 from api import machine
 
 if TYPE_CHECKING:
-    from schemas.limits import Limits
     from schemas.report import Report
 
 app = typer.Typer(
@@ -29,14 +28,25 @@ File = Annotated[
     str,
     typer.Argument(metavar="FILE", help="Samples or jobs, one JSON object per line; .gz is fine, - is standard input."),
 ]
-Format = Annotated[str, typer.Option(help="auto (by keys), humaneval or native.")]
+Format = Annotated[
+    str,
+    typer.Option(help="auto (by keys), humaneval, evalplus, mbpp, multipl-e, lcb, apps, bigcode or native."),
+]
 Problems = Annotated[
-    str | None, typer.Option(help="The problems of the samples; default: those the format is known for.")
+    str | None,
+    typer.Option(help="The problems; default: in the samples, or those the format is known for."),
 ]
 CpuSeconds = Annotated[float | None, typer.Option(help="CPU time of each job that names no limit.")]
 MemoryMib = Annotated[int | None, typer.Option(help="Memory of each job that names no limit.")]
+Extract = Annotated[
+    str, typer.Option("--extract-code", help="Which fenced block of a sample is its code: first, last or none.")
+]
+Repeat = Annotated[int, typer.Option(min=1, max=100, help="Run each sample so often, to find flaky ones.")]
+Dedup = Annotated[bool, typer.Option("--dedup/--no-dedup", help="Run identical jobs once and share the result.")]
+Cache = Annotated[bool, typer.Option("--cache", help="Share results with identical jobs of earlier batches, too.")]
 Force = Annotated[bool, typer.Option("--force", help="Run again what has been run before.")]
 Ks = Annotated[str, typer.Option("--k", help="Which pass@k to report.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for results.jsonl, report.html, tables and the like.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 Batch = Annotated[str, typer.Argument(metavar="BATCH", help="The id of a batch.")]
 
@@ -52,7 +62,14 @@ def run(
     ] = None,
     cpu_seconds: CpuSeconds = None,
     memory_mib: MemoryMib = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for results.jsonl, report.html and the like.")] = None,
+    extract_code: Extract = "none",
+    repeat: Repeat = 1,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure the reference solutions here; give samples ten times as long.")
+    ] = False,
+    dedup: Dedup = True,
+    cache: Cache = False,
+    out: Out = None,
     as_json: AsJson = False,
     fail_under: Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 6 if pass@1 is less.")] = None,
     force: Force = False,
@@ -67,18 +84,20 @@ def run(
     ks = _ks(k)
     if out is not None:
         _make(out)
-    with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib)) as data:
-        specs = runs.load(data)  # a bad line must be told before anything is started
+    with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib), extract_code) as data:
+        plan = runs.Run(data, runs.load(data), repeat, dedup, cache, force)
         with embedded(settings(), slots) as servers:
             if servers.private:
                 republish()  # what an interrupted run has left
             elif slots is not None:
                 runs.notes.print("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
-            batch = runs.submit(data, specs, force=force)
+            if calibrate:
+                plan = plan.calibrated(servers)
+            batch = plan.submit()
             runs.follow(batch, servers, Display(), resumes=not force)
         report = batch.report((1, *ks))
         if out is not None:
-            runs.export(batch, data, runs.only(report, ks), out)
+            runs.export(batch, runs.only(report, ks), out, data)
     _show(runs.only(report, ks), as_json)
     raise typer.Exit(runs.exit_code(report, fail_under))
 
@@ -90,13 +109,17 @@ def submit(
     problems: Problems = None,
     cpu_seconds: CpuSeconds = None,
     memory_mib: MemoryMib = None,
+    extract_code: Extract = "none",
+    repeat: Repeat = 1,
+    dedup: Dedup = True,
+    cache: Cache = False,
     force: Force = False,
 ) -> None:
     """Submit a file to the configured workers and print the batch id."""
     from api import formats, runs
 
-    with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib)) as data:
-        typer.echo(runs.submit(data, runs.load(data), force=force).id)
+    with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib), extract_code) as data:
+        typer.echo(runs.Run(data, runs.load(data), repeat, dedup, cache, force).submit().id)
 
 
 @app.command()
@@ -123,11 +146,17 @@ def results(batch: Batch) -> None:
 
 
 @app.command()
-def report(batch: Batch, k: Ks = "1,10,100", as_json: AsJson = False) -> None:
+def report(batch: Batch, k: Ks = "1,10,100", out: Out = None, as_json: AsJson = False) -> None:
     """Sum a batch up, as far as it has come."""
+    from api import runs
     from api.jobs import get_batch
 
-    _show(get_batch(batch).report(_ks(k)), as_json)
+    handle = get_batch(batch)
+    summed = handle.report(_ks(k))
+    if out is not None:
+        _make(out)
+        runs.export(handle, summed, out)
+    _show(summed, as_json)
 
 
 @app.command()
@@ -170,11 +199,9 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(2 if isinstance(error, InvalidJob | NotFound) else 1)
 
 
-def _limits(cpu_seconds: float | None, memory_mib: int | None) -> "Limits":
-    from schemas.limits import Limits
-
+def _limits(cpu_seconds: float | None, memory_mib: int | None) -> dict[str, float]:
     given = {"cpu_seconds": cpu_seconds, "memory_mib": memory_mib}
-    return Limits(**{name: value for name, value in given.items() if value is not None})
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _ks(text: str) -> tuple[int, ...]:

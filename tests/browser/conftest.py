@@ -1,0 +1,28 @@
+"""A real browser: Chromium, as the system has it."""
+
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import missing
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """Chromium without a window."""
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        missing("no chromium here")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("no playwright here: pip install playwright")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
