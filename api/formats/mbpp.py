@@ -1,5 +1,6 @@
 """MBPP: a candidate is a whole function, a problem a list of asserts. Its rows bring code, and so are samples too."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from schemas.result import Result
 
 TITLE = "MBPP samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 3, "wall_seconds": 6}
+_DEFINED, _CALL = re.compile(r"^(?:def|class)\s+([A-Za-z_]\w*)", re.MULTILINE), re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 ASK = "MBPP's problems are needed: --problems mbpp.jsonl"
 
 
@@ -51,12 +53,15 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
     return write_rows(samples, results, directory)
 
 
-def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
+def program(problem: Mapping[str, Any], code: str) -> dict[str, str | None]:
     """Imports, candidate, then setup code and asserts. The setup code comes second, since it uses the candidate's
-    classes."""
+    classes. What is asked for is what the problem's own code defines and its asserts call; one is called `sum`."""
     imports = "".join(f"{line}\n" for line in problem.get("test_imports") or ())
     setup = problem.get("test_setup_code")
-    return {"code": imports + code, "check": "\n".join([*([setup] if setup else []), *problem["test_list"]])}
+    check = "\n".join([*([setup] if setup else []), *problem["test_list"]])
+    called = _CALL.findall(check)
+    asked = [name for name in _DEFINED.findall(str(problem.get("code", ""))) if name in called]
+    return {"code": imports + code, "check": check, "entry_point": asked[0] if asked else None}
 
 
 def identified(row: Row) -> str:

@@ -11,7 +11,7 @@ import pytest
 from api import submit_batch
 from api.cli import main
 from api.formats import read
-from api.runs import submit
+from api.runs import Run
 from schemas import Verdict
 from schemas.rows import job_id
 from schemas.store import Store
@@ -45,7 +45,7 @@ def write(path: Path, *lines: Any) -> str:
 def finished(path: str, finish: Finish, *verdicts: Verdict) -> str:
     """Submit a file as `run` does, and have it finished with these verdicts."""
     with read(path) as data:
-        batch = submit(data, list(data.jobs()), force=False)
+        batch = Run(data, sum(1 for _ in data.jobs())).submit()
     for seq, verdict in enumerate(verdicts):
         finish([job_id(batch.id, seq)], verdict)
     return batch.id
@@ -136,6 +136,14 @@ def test_run_reports_a_finished_batch_at_once_and_exports_it(finish: Finish, tmp
         "total": 2,
         "verdicts": {"passed": 1, "wrong_answer": 1},
         "pass_at_k": {"1": 0.5},
+        "intervals": {"1": [0.0, 1.0]},
+        "tasks": 2,
+        "problems": None,
+        "excluded": 0,
+        "near_limit": 0,
+        "rerun": 0,
+        "deduplicated": 0,
+        "flaky": [],
     }
     assert "format: native jobs (2 jobs, 2 tasks)" in stderr
     found = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
@@ -144,6 +152,9 @@ def test_run_reports_a_finished_batch_at_once_and_exports_it(finish: Finish, tmp
         (2, "wrong_answer", False),
     ]
     assert batch_id in (out / "report.html").read_text()
+    assert {path.name for path in out.iterdir()} == {
+        "results.jsonl", "results.csv", "results.parquet", "junit.xml", "report.html",
+    }  # fmt: skip
 
 
 @pytest.mark.redis

@@ -53,7 +53,7 @@ def test_a_file_is_evaluated_and_the_same_command_again_only_reports(tmp_path: P
 
 def test_an_interrupted_run_says_how_to_go_on_and_does_not_lose_what_is_finished(tmp_path: Path) -> None:
     started = tmp_path / "state" / "evalpool.db"
-    path = write(tmp_path / "jobs.jsonl", *({"code": "import time; time.sleep(1)"} for _ in range(8)))
+    path = write(tmp_path / "jobs.jsonl", *({"code": f"import time; time.sleep(1)  # {n}"} for n in range(8)))
     process = start(path, "--slots", "2")
     eventually(lambda: started.exists() and finished(started) >= 2)
     process.send_signal(signal.SIGINT)

@@ -22,6 +22,7 @@ class Step(BaseModel):
     """The code is this many copies of `code`."""
     tool: str = "python_executor"
     check: str | None = None
+    entry_point: str | None = None
     stdin: str = ""
     stdin_repeat: int = 1
     args: tuple[str, ...] = ()
@@ -69,6 +70,7 @@ class Step(BaseModel):
             "code": self.code * self.repeat,
             "tool": self.tool,
             "check": self.check,
+            "entry_point": self.entry_point,
             "stdin": self.stdin * self.stdin_repeat,
             "args": tuple(each * self.args_repeat for each in self.args),
             "env": self.env,

@@ -37,6 +37,8 @@ class Program:
     """Modules that the check imports: it gets them as they were before the program."""
     guarded: bool = True
     """They, and the builtins, must still be so at its end."""
+    subject: str | None = None
+    """What the check is about: where it is known, no other global by the name of a builtin is seen by the check."""
     limits: Limits = field(default_factory=Limits)
 
 

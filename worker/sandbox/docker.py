@@ -98,6 +98,7 @@ class DockerSandbox(Sandbox):
             "checked": program.check is not None,
             "tools": program.tools,
             "guarded": program.guarded,
+            "subject": program.subject,
             "sizes": [len(part) for part in parts],
         }
         frames, token = [pack(request, sum(request["sizes"])), *parts], ""

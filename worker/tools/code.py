@@ -56,7 +56,7 @@ class MultiCodeExecutor(Tool):
         language = LANGUAGES[spec.runs]
         given = spec if case is None else case
         check = spec.check or ""
-        call = CALL % spec.entry_point if spec.entry_point else ""
+        call = CALL % spec.entry_point if spec.entry_point and spec.cases else ""
         return Program(
             code=(spec.code + call).encode(),
             main=language.main,
@@ -68,6 +68,7 @@ class MultiCodeExecutor(Tool):
             check=None if spec.check is None else check.encode(),
             tools=tuple(dict.fromkeys(_IMPORT.findall(check))),
             guarded=_PATCH.search(check) is None,
+            subject=spec.entry_point,
             limits=spec.limits,
         )
 

@@ -39,6 +39,7 @@ def run(
     world: "World | None" = None,
     tools: "list[str] | tuple[str, ...]" = (),
     guarded: bool = True,
+    subject: "str | None" = None,
 ) -> None:
     """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none; `tools` are
     the modules that the check imports.
@@ -46,8 +47,9 @@ def run(
     From the program's first line to the check's last, nothing is called here but what was bound to a local before, and
     no function of ours: a program can replace what modules hold, even a function's code, but hardly a running frame.
 
-    The check gets its tools (builtins, and the functions of those modules) as they were before the program, and does
-    not see globals of the program that go by the name of a builtin. Where `guarded`, its end must find them so, too.
+    The check gets its tools (builtins, and the functions of those modules) as they were before the program. Where it is
+    known to be about a `subject`, it sees no other global of the program by the name of a builtin. Where `guarded`, its
+    end must find the tools so, too.
     """
     main = _enter(world or prepare(), args)
     space, stage, code = vars(main), 0, 0
@@ -75,8 +77,8 @@ def run(
             for name, value in modules:
                 loaded[name] = value
             space["__builtins__"] = common
-            if not names.isdisjoint(space):
-                space = {name: value for name, value in space.items() if name not in names}
+            if subject and not names.isdisjoint(space):
+                space = {name: value for name, value in space.items() if name not in names or name == subject}
             size, data, token = from_bytes(read(sealed, 4), "big"), b"", b""
             while size_of(data) < size:
                 data += read(sealed, size - size_of(data)) or leave(1)

@@ -18,7 +18,7 @@ NOTHING: dict[str, Any] = {"argv": [], "args": [], "env": {}, "files": []}
 """What most programs are given besides their code and their input."""
 COLD = (
     "import sys, types; m = types.ModuleType('evalpool_agent'); exec(sys.argv[1], vars(m)); "
-    "m.run(sys.argv[2:], %d, %d, None, %r, %r)"
+    "m.run(sys.argv[2:], %d, %d, None, *%r)"
 )
 """What a cold interpreter is started with: the harness is its first argument."""
 
@@ -39,8 +39,8 @@ class Job:
         self.uid, self.world, self.cold_source = uid, world, cold_source
         self.fds, self.body, self.problem = fds, body, problem
         self.limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
-        self.checked, self.guarded = bool(meta["checked"]), bool(meta["guarded"])
-        self.tools: list[str] = meta["tools"]  # type: ignore[assignment]
+        self.checked = bool(meta["checked"])
+        self.told: list[Any] = [meta["tools"], meta["guarded"], meta["subject"]]
         self.sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
 
     def become(self) -> None:
@@ -54,14 +54,13 @@ class Job:
             raise OSError(self.problem)
         self._put(given["files"])
         if not argv:
-            interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world, self.tools, self.guarded)
+            interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world, *self.told)
         for ignored in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # by us or by Python; not after a login
             signal.signal(ignored, signal.SIG_DFL)
         if argv == ["python3"]:  # a cold interpreter, but the same harness
             os.set_inheritable(REPORT, True)
             os.set_inheritable(SEALED, True)
-            told = REPORT, SEALED if self.checked else -1, self.tools, self.guarded
-            argv = ["python3", "-c", COLD % told, self.cold_source]
+            argv = ["python3", "-c", COLD % (REPORT, SEALED if self.checked else -1, self.told), self.cold_source]
         try:
             os.execvpe(argv[0], [*argv, *args], os.environ)
         except OSError as error:
