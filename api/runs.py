@@ -125,7 +125,8 @@ def load(data: Dataset) -> int:
 def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: bool = True) -> None:
     """Wait until the batch is complete, showing how far it is, as long as there is somebody to run it."""
     if batch.progress().complete:
-        notes.print(f"batch {batch.id} was finished before; --force runs it again")
+        if resumes:
+            notes.print(f"batch {batch.id} is complete already; --force runs it again")
         return
     servers.start_worker()
     try:

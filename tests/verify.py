@@ -33,6 +33,19 @@ PASSED = frozenset({Verdict.PASSED})
 FAILED = frozenset(verdict for verdict in Verdict if verdict.scored) - PASSED
 WORDS = {"accepted": PASSED, "rejected": frozenset({Verdict.EARLY_EXIT, Verdict.WRONG_ANSWER})}
 """What the judges' cases allow, where they do not use our own words."""
+EXPLAINED = {
+    "HumanEval/32": "OriginFmt's test unpacks a float (_poly(*candidate(*inp), inp)): it fails under python3, too",
+    "p3:FivePowers:0:0": "Python 3.11 refuses to convert integers of more than 4,300 digits",
+    "p3:BoxVolume:1:0": "Python 3.11 refuses to convert integers of more than 4,300 digits",
+    "trampgeek/jobe::Valid Python3/pylint program": "no pylint in the image",
+    "trampgeek/jobe::Testing use of interpreter args with Python3": "a job cannot choose the interpreter's arguments",
+    "engineer-man/piston::file_persistance.py": "/run/lock is read-only, so nothing persists there",
+    "bytedance/SandboxFusion::test_python_syntax_error": "a syntax error is compile_error here",
+    "bytedance/SandboxFusion::test_python_fetch_files": "/mnt does not exist",
+    "bytedance/SandboxFusion::isolation_network_server_127": "no requests in the image",
+    "bytedance/SandboxFusion::isolation_network_server_port_conflict": "no requests in the image",
+}
+"""Disagreements that are understood, and why we keep to them. They are shown, and do not count against a set."""
 notes = Console(stderr=True, highlight=False)
 
 Labelled = tuple[str, JobSpec, frozenset[Verdict]]
@@ -139,12 +152,12 @@ def main() -> int:
     if not chosen:
         notes.print(f"{given.data}: no labelled set in it that is called so")
         return 2
-    table = Table("set", "programs", "agree", "share", "needed", "not run", "jobs/s", box=ROUNDED)
+    table = Table("set", "programs", "agree", "explained", "share", "needed", "not run", "jobs/s", box=ROUNDED)
     fine = True
     with stack():
         for each in chosen:
             fine &= verify(each, list(each.read(given.data / each.file)), table)
-    Console().print(table)
+    Console(width=120).print(table)
     return 0 if fine else 1
 
 
@@ -153,24 +166,27 @@ def verify(each: Set, found: Iterable[Labelled | str], table: Table) -> bool:
     programs = [one for one in found if not isinstance(one, str)]
     left_out = [one for one in found if isinstance(one, str)]
     notes.print(f"{each.file}: {len(programs):,} programs")
-    started, agree = time.monotonic(), 0
+    started, agree, explained = time.monotonic(), 0, 0
     if programs:
         batch = submit_batch([spec for _, spec, _ in programs])
         batch.wait()
         for (name, _, allowed), result in zip(programs, batch.stream(), strict=True):
             agree += result.verdict in allowed
             if result.verdict not in allowed:
+                explained += name in EXPLAINED
                 wanted = " or ".join(sorted(allowed)) if len(allowed) < len(FAILED) else "a failure"
-                notes.print(f"  {name}: {result.verdict}, not {wanted}: {result.detail[:200]}", markup=False)
+                why = EXPLAINED.get(name, "NOT EXPLAINED")
+                notes.print(f"  {name}: {result.verdict}, not {wanted}: {result.detail[:200]} [{why}]", markup=False)
     share = agree / len(programs) if programs else 0.0
+    fine = bool(programs) and (agree + explained) / len(programs) >= each.needed
     rate = len(programs) / (time.monotonic() - started)
     for reason in sorted({text.partition(": ")[2] for text in left_out}):
         notes.print(f"  not run: {sum(reason in text for text in left_out)} ({reason})", markup=False)
     table.add_row(
-        each.file, f"{len(programs):,}", f"{agree:,}", f"{share:.4%}", f"{each.needed:.1%}", f"{len(left_out):,}",
-        f"{rate:.0f}", style="" if share >= each.needed else "bold red",
+        each.file, f"{len(programs):,}", f"{agree:,}", f"{explained}", f"{share:.3%}", f"{each.needed:.1%}",
+        f"{len(left_out):,}", f"{rate:.0f}", style="" if fine else "bold red",
     )  # fmt: skip
-    return share >= each.needed
+    return fine
 
 
 if __name__ == "__main__":

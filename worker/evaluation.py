@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost
 from schemas.job import Case, JobSpec
@@ -26,6 +27,8 @@ LARGE = 1 << 18
 """Bytes of output whose comparison takes so long that the other slots must not wait for it."""
 STARVED = 0.1
 """Of the wall limit: a program that had no CPU for longer, though it wanted one, is run again alone."""
+PATIENCE = 10
+"""Times the wall limit that it may then wait for a CPU: other programs of the machine are not ours to stop."""
 CHECKER = Limits(cpu_seconds=10, output_bytes=1 << 16)
 """What a checker may use."""
 TRIES = 2
@@ -73,8 +76,6 @@ async def _run(
     sandbox, started, outcome = await _outcome(case, spec, pool, settings)
     rerun = outcome is not None and outcome.ended == "wall" and outcome.delay_seconds > STARVED * spec.limits.wall
     if rerun:  # the clock ran while others had its CPU: that says nothing about the program
-        patient = max(spec.limits.wall, Limits(cpu_seconds=spec.limits.cpu_seconds).wall)
-        spec = spec.model_copy(update={"limits": spec.limits.model_copy(update={"wall_seconds": patient})})
         sandbox, _, outcome = await _outcome(case, spec, pool, settings, alone=True)
     if outcome is None:
         detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
@@ -97,6 +98,8 @@ async def _outcome(
 ) -> tuple[Sandbox, float, Outcome | None]:
     """What the program did, and where and when; `None`: it was too much for fresh sandboxes, again and again."""
     program = TOOLS[spec.tool].program(spec, case)
+    if alone:
+        program = replace(program, patience=PATIENCE * spec.limits.wall)
     losses = deaths = 0
     while True:
         fresh = spec.isolation == "fresh" or losses > 0

@@ -119,10 +119,10 @@ async def test_a_program_that_others_kept_from_running_is_run_again_alone() -> N
     starved, *others = await run(
         JobSpec(code=SLEEPER, limits=tight), *[JobSpec(code="import time; time.sleep(0.1)")] * 6
     )
-    assert starved.passed  # it had the wall time that its CPU limit would give it
+    assert starved.passed
     assert starved.metrics.rerun
     assert all(result.passed and not result.metrics.rerun for result in others)
-    assert [program.limits.wall for program in Watched.programs].count(6) == 1  # its second run
+    assert [program.patience for program in Watched.programs if program.patience] == [3.0]  # its second run
 
 
 async def test_a_program_that_only_waits_is_not_given_a_second_chance() -> None:

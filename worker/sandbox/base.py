@@ -40,6 +40,8 @@ class Program:
     subject: str | None = None
     """What the check is about: where it is known, no other global by the name of a builtin is seen by the check."""
     limits: Limits = field(default_factory=Limits)
+    patience: float = 0.0
+    """Seconds of waiting for a CPU that do not count as wall time, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

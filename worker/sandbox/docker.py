@@ -94,7 +94,7 @@ class DockerSandbox(Sandbox):
         request: dict[str, Any] = {
             "id": self._request,
             "main": program.main,
-            "limits": limits.model_dump() | {"wall_seconds": limits.wall, "cpus": CPUS},
+            "limits": limits.model_dump() | {"wall_seconds": limits.wall, "cpus": CPUS, "patience": program.patience},
             "checked": program.check is not None,
             "tools": program.tools,
             "guarded": program.guarded,
@@ -114,7 +114,7 @@ class DockerSandbox(Sandbox):
         started, reply = time.monotonic(), self._stream.expect(2 * limits.output_bytes)
         self._clean = self._stream.expect(0)
         self._stream.send(b"".join(frames))
-        await asyncio.wait((reply,), timeout=limits.wall + SLACK_SECONDS)
+        await asyncio.wait((reply,), timeout=limits.wall + program.patience + SLACK_SECONDS)
         try:
             if not reply.done() and before is not None and self._out_of_memory(before):
                 raise SandboxLost("the agent is stuck where there is no memory left")

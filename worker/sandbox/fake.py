@@ -75,7 +75,7 @@ class FakeSandbox(Sandbox):
         ended = "itself"
         talk = asyncio.create_task(self._process.communicate(program.stdin))
         try:
-            stdout, stderr = await asyncio.wait_for(asyncio.shield(talk), limits.wall)
+            stdout, stderr = await asyncio.wait_for(asyncio.shield(talk), limits.wall + program.patience)
         except TimeoutError:
             ended = "wall"
             self._process.kill()

@@ -73,8 +73,11 @@ class Watch:
         while running:
             now = time.monotonic()
             if now >= deadline:
-                self.ended, self.delay = "wall", delay_seconds()
-                break
+                self.delay = delay_seconds()
+                deadline = self._started + self.limits["wall_seconds"] + min(self.delay, self.limits["patience"])
+                if now >= deadline:
+                    self.ended = "wall"
+                    break
             if now >= check_cpu:
                 left = self.limits["cpu_seconds"] - self.cpu_seconds()
                 if left <= 0:
