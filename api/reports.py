@@ -1,5 +1,6 @@
 """A batch summed up: the numbers, and the same for a terminal."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from rich.box import ROUNDED
@@ -7,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from api.tally import VALUES, Tally
+from api.tally import Tally
 from schemas.report import Report, Score, Spread, interval, mean_pass_at_k, pass_at_k, spread
 from schemas.store import Store
 from schemas.verdict import Verdict
@@ -31,23 +32,23 @@ def build(store: Store, batch_id: str, ks: Collection[int]) -> Report:
     tally = Tally(samples=batch.total // repeats, repeats=repeats)
     for row in store.measures(batch_id):
         tally.add(row)
-    tasks = {task: (score.scored, score.passed) for task, score in tally.tasks.items() if score.scored}
+    tasks = tally.problems()
     scores = mean_pass_at_k(tasks, sorted(set(ks)))
-    sizes = [scored for scored, _ in tasks.values()] or [0]
+    sizes = [scored for scored, _ in tasks] or [0]
     return Report(
         batch_id=batch.id,
         name=batch.name,
         total=tally.samples,
         finished=tally.finished,
         verdicts={verdict: count for verdict in Verdict if (count := tally.verdicts[verdict])},
-        tasks=len(tasks),
+        tasks=sum(tasks.values()),
         problems=batch.about.get("problems"),
         samples_per_task=(min(sizes), max(sizes)),
         excluded=sum(count for verdict, count in tally.verdicts.items() if not verdict.scored),
         pass_at_k=scores,
-        intervals={k: interval([pass_at_k(n, c, k) for n, c in tasks.values()]) for k in scores},
-        by_task=tally.named_tasks(),
-        by_label={name: values for name, values in tally.labels.items() if 1 < len(values) <= VALUES},
+        intervals={k: _interval(tasks, k) for k in scores},
+        by_task=tally.by_task(),
+        by_label=tally.by_label(),
         near_limit=tally.near_limit,
         rerun=tally.rerun,
         deduplicated=tally.deduplicated,
@@ -60,6 +61,13 @@ def build(store: Store, batch_id: str, ks: Collection[int]) -> Report:
         peak_memory_bytes=spread(tally.memory),
         made={**batch.about, **{name: dict(counts) for name, counts in tally.made.items() if counts}},
     )
+
+
+def _interval(tasks: Mapping[tuple[int, int], int], k: int) -> tuple[float, float]:
+    values: Counter[float] = Counter()
+    for (scored, passed), times in tasks.items():
+        values[pass_at_k(scored, passed, k)] += times
+    return interval(values)
 
 
 def render(report: Report) -> RenderableType:

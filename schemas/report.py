@@ -1,7 +1,7 @@
 """A batch summed up: verdicts, pass@k and how sure it is, and what the programs used."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import comb
 from typing import Any
 
@@ -36,14 +36,6 @@ class Score(BaseModel):
     passed: int = 0
     excluded: int = 0
 
-    def with_one(self, verdict: Verdict) -> "Score":
-        """And one job more."""
-        return Score.model_construct(
-            scored=self.scored + verdict.scored,
-            passed=self.passed + (verdict is Verdict.PASSED),
-            excluded=self.excluded + (not verdict.scored),
-        )
-
     @property
     def rate(self) -> float:
         """The share of the scored ones that passed."""
@@ -73,6 +65,7 @@ class Report(BaseModel):
     intervals: dict[int, tuple[float, float]] = {}
     """For each such k, where the value would lie for 95 of 100 draws of as many problems."""
     by_task: dict[str, Score] = {}
+    """Those with the lowest scores, where there are very many."""
     by_label: dict[str, dict[str, Score]] = {}
     """Label → value → score, for labels with few values."""
     near_limit: int = 0
@@ -106,24 +99,25 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - comb(samples - passed, k) / comb(samples, k)
 
 
-def mean_pass_at_k(tasks: Mapping[str, tuple[int, int]], ks: Iterable[int]) -> dict[int, float]:
-    """The mean over problems, each given as (scored, passed); a k that some problem is too small for is left out."""
-    if not tasks:
-        return {}
-    smallest = min(samples for samples, _ in tasks.values())
-    return {k: sum(pass_at_k(n, c, k) for n, c in tasks.values()) / len(tasks) for k in ks if 1 <= k <= smallest}
+def mean_pass_at_k(tasks: Mapping[tuple[int, int], int], ks: Iterable[int]) -> dict[int, float]:
+    """The mean over problems, given as how many have so many (scored, passed); a k that some problem is too small for
+    is left out."""
+    smallest, count = min((n for n, _ in tasks), default=0), sum(tasks.values())
+    ks = [k for k in ks if 1 <= k <= smallest]
+    return {k: sum(times * pass_at_k(n, c, k) for (n, c), times in tasks.items()) / count for k in ks}
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where the mean of as many problems, drawn anew from these, lies in 95 of 100 cases. The same values give the same
-    interval: the draws are not left to chance."""
-    count = len(values)
-    mean = sum(values) / count
+def interval(values: Mapping[float, int]) -> tuple[float, float]:
+    """Where the mean of as many problems, drawn anew from these (value → how many have it), lies in 95 of 100 cases.
+    The same values give the same interval: the draws are not left to chance."""
+    count = sum(values.values())
+    mean = sum(value * times for value, times in values.items()) / count
     if count > MOST_PROBLEMS:
-        margin = 1.96 * (sum((value - mean) ** 2 for value in values) / count / count) ** 0.5
+        margin = 1.96 * (sum(times * (value - mean) ** 2 for value, times in values.items()) / count / count) ** 0.5
         return max(0.0, mean - margin), min(1.0, mean + margin)
     draw = random.Random(count)
-    means = sorted(sum(draw.choices(values, k=count)) / count for _ in range(RESAMPLES))
+    choices, weights = list(values), list(values.values())
+    means = sorted(sum(draw.choices(choices, weights, k=count)) / count for _ in range(RESAMPLES))
     return means[round(0.025 * (RESAMPLES - 1))], means[round(0.975 * (RESAMPLES - 1))]
 
 

@@ -12,7 +12,8 @@ from html.parser import HTMLParser
 import pytest
 from markupsafe import escape
 
-from api.page import CODE, FAILURES, ROWS, page
+from api.overview import FAILURES
+from api.page import CODE, ROWS, page
 from api.plots import MEBIBYTES, SECONDS, Histogram, curve
 from schemas import JobSpec, Metrics, Result, Verdict
 from schemas.job import Case
