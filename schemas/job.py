@@ -18,9 +18,22 @@ MAX_TEXT = 10 << 20
 MAX_JOB = 32 << 20
 """Bytes of all texts of a job together."""
 MAX_CASES = 10_000
-LANGUAGES = {"python_executor": ("python",), "shell_executor": ("bash",), "multi_code_executor": ("python", "bash")}
+LANGUAGES = {
+    "python_executor": ("python",),
+    "shell_executor": ("bash",),
+    "multi_code_executor": (
+        "python", "bash", "c", "cpp", "java", "javascript", "typescript", "go", "rust", "rust_test", "ruby", "php",
+        "perl", "lua", "r", "pascal",
+    ),
+}  # fmt: skip
 """What each tool can run; the tools themselves are in worker/tools."""
 ALIASES = {"bash": "shell_executor"}
+SPELLINGS = {
+    "py": "python", "python3": "python", "sh": "bash", "shell": "bash", "c++": "cpp", "js": "javascript",
+    "node": "javascript", "nodejs": "javascript", "ts": "typescript", "golang": "go", "rs": "rust", "rb": "ruby",
+    "pl": "perl",
+}  # fmt: skip
+"""Other words for languages."""
 COMPARATORS = "exact, rstrip, tokens, float:REL[,ABS], lcb, json, json:unwrap, checker"
 
 _CARRIED = {"task_id", "sample_id", "labels", "priority"}
@@ -78,6 +91,10 @@ def _tool(name: str) -> str:
     return name
 
 
+def _language(name: str) -> str:
+    return SPELLINGS.get(name.lower(), name.lower())
+
+
 Text = Annotated[str, AfterValidator(_bounded)]
 Argument = Annotated[str, AfterValidator(_argument)]
 Scalar = str | int | float | bool | None
@@ -103,7 +120,7 @@ class JobSpec(Given):
     code: Text
     """The program."""
     tool: Annotated[str, AfterValidator(_tool)] = "python_executor"
-    language: str = "python"
+    language: Annotated[str, AfterValidator(_language)] = "python"
     """For `multi_code_executor`."""
     stdin: Text = ""
     args: tuple[Argument, ...] = ()

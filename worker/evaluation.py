@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 
 from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost
 from schemas.job import Case, JobSpec
@@ -13,10 +14,11 @@ from schemas.result import CaseResult, Metrics, Result
 from schemas.rows import moment
 from schemas.settings import Settings
 from schemas.verdict import Verdict
+from worker.artifacts import Artifacts
 from worker.pool import Pool
 from worker.sandbox.base import Outcome, Program, Sandbox, Shape
 from worker.tools.comparators import VERSION
-from worker.tools.judge import case_result, text
+from worker.tools.judge import case_result, compiled, text
 from worker.tools.registry import TOOLS
 
 ORDINARY = 4 << 20
@@ -37,14 +39,18 @@ DEATHS = 2
 """Fresh sandboxes that must die under a program, of themselves, until it is the program's own doing."""
 
 
-async def evaluate(lease: Lease, pool: Pool, settings: Settings) -> Result:
+async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Settings) -> Result:
     """Run one job to its result. Raises `SandboxLost` when it was our sandboxes that failed, not the program."""
     spec = lease.spec
     began = time.monotonic()
+    made = await _compiled(spec, pool, artifacts, settings)
+    if made is not None and (refused := compiled(made)) is not None:
+        return _result(lease, [refused], None, time.monotonic() - began, settings.worker_name)
     runs: list[CaseResult] = []
     room = TEXTS * spec.limits.output_bytes
     for index, case in enumerate(spec.cases or (None,)):
-        sandbox, waited, run = await _run(index, case, spec, pool, settings)
+        program = TOOLS[spec.tool].program(spec, case, None if made is None else made.stdout)
+        sandbox, waited, run = await _run(index, case, spec, program, pool, settings)
         run = _within(run, room)
         room -= len(run.stdout) + len(run.stderr)
         runs.append(run)
@@ -69,14 +75,33 @@ def _within(run: CaseResult, room: int) -> CaseResult:
     )
 
 
+async def _compiled(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: Settings) -> Outcome | None:
+    """What the job's compiler made of it, now or for another job; nothing where there is nothing to compile."""
+    program = TOOLS[spec.tool].compiler(spec)
+    if program is None:
+        return None
+    image = _image(spec, settings)
+    held = len(program.code) + sum(map(len, program.files.values())) + program.limits.output_bytes
+    shape = _shape(image, program.limits, held)
+
+    async def make() -> Outcome:
+        _, _, outcome = await _outcome(program, shape, pool, fresh=spec.isolation == "fresh")
+        return outcome or Outcome.killed_for_memory(0)
+
+    parts = (image, program.main, program.argv, program.code, sorted(program.files.items()))
+    return await artifacts.get(sha256(repr(parts).encode()).hexdigest(), make)
+
+
 async def _run(
-    index: int, case: Case | None, spec: JobSpec, pool: Pool, settings: Settings
+    index: int, case: Case | None, spec: JobSpec, program: Program, pool: Pool, settings: Settings
 ) -> tuple[Sandbox, float, CaseResult]:
     """One case in a sandbox that nothing else is in, and when it got there."""
-    sandbox, started, outcome = await _outcome(case, spec, pool, settings)
+    shape, fresh = shape_of(spec, settings, program), spec.isolation == "fresh"
+    sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
     rerun = outcome is not None and outcome.ended == "wall" and outcome.delay_seconds > STARVED * spec.limits.wall
     if rerun:  # the clock ran while others had its CPU: that says nothing about the program
-        sandbox, _, outcome = await _outcome(case, spec, pool, settings, alone=True)
+        patient = replace(program, patience=PATIENCE * spec.limits.wall)
+        sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=True)
     if outcome is None:
         detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
         return sandbox, started, CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
@@ -94,17 +119,14 @@ async def _run(
 
 
 async def _outcome(
-    case: Case | None, spec: JobSpec, pool: Pool, settings: Settings, *, alone: bool = False
+    program: Program, shape: Shape, pool: Pool, *, fresh: bool, alone: bool = False
 ) -> tuple[Sandbox, float, Outcome | None]:
     """What the program did, and where and when; `None`: it was too much for fresh sandboxes, again and again."""
-    program = TOOLS[spec.tool].program(spec, case)
-    if alone:
-        program = replace(program, patience=PATIENCE * spec.limits.wall)
     losses = deaths = 0
     while True:
-        fresh = spec.isolation == "fresh" or losses > 0
+        fresh = fresh or losses > 0
         try:
-            async with pool.lend(shape_of(spec, settings), fresh=fresh, alone=alone) as sandbox:
+            async with pool.lend(shape, fresh=fresh, alone=alone) as sandbox:
                 started = time.monotonic()
                 outcome = await sandbox.run(program)
                 sandbox.suspect = outcome.abnormal
@@ -137,11 +159,16 @@ async def _checked(case: Case, spec: JobSpec, outcome: Outcome, pool: Pool, sett
     return said.exit_code == 0, words
 
 
-def shape_of(spec: JobSpec, settings: Settings) -> Shape:
-    """The sandbox a job needs."""
+def shape_of(spec: JobSpec, settings: Settings, program: Program | None = None) -> Shape:
+    """The sandbox a job needs; the compiled program of one may be larger than its text."""
     stdin = max((len(case.stdin) for case in spec.cases), default=len(spec.stdin))
-    held = len(spec.code) + stdin + sum(map(len, spec.files.values())) + len(spec.check or "")
-    return _shape(spec.image or settings.image, spec.limits, held + 2 * spec.limits.output_bytes)
+    code = len(spec.code) if program is None else len(program.code)
+    held = code + stdin + sum(map(len, spec.files.values())) + len(spec.check or "")
+    return _shape(_image(spec, settings), spec.limits, held + 2 * spec.limits.output_bytes)
+
+
+def _image(spec: JobSpec, settings: Settings) -> str:
+    return spec.image or (settings.image if spec.runs in ("python", "bash") else settings.code_image)
 
 
 def _shape(image: str, limits: Limits, held: int) -> Shape:
@@ -149,11 +176,11 @@ def _shape(image: str, limits: Limits, held: int) -> Shape:
     return Shape(image, limits.memory_mib, limits.processes, limits.disk_mib, extra)
 
 
-def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: float, worker: str) -> Result:
-    """All runs as one: the first that failed decides, else the last."""
+def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox | None, setup: float, worker: str) -> Result:
+    """All runs as one: the first that failed decides, else the last. Without a sandbox it was only compiled."""
     decisive = next((run for run in runs if run.verdict is not Verdict.PASSED), runs[-1])
     detail = decisive.detail
-    if lease.spec.cases:
+    if lease.spec.cases and sandbox is not None:
         passed = sum(run.verdict is Verdict.PASSED for run in runs)
         detail = f"{passed} of {len(lease.spec.cases)} cases passed"
         if decisive.verdict is not Verdict.PASSED:
@@ -166,7 +193,7 @@ def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: f
         **decisive.model_dump(
             include={"exit_code", "signal", "stdout", "stderr", "stdout_truncated", "stderr_truncated"}
         ),
-        cases=tuple(runs) if lease.spec.cases else (),
+        cases=tuple(runs) if lease.spec.cases and sandbox is not None else (),
         metrics=Metrics(
             wall_seconds=sum(run.metrics.wall_seconds for run in runs),
             cpu_seconds=sum(run.metrics.cpu_seconds for run in runs),
@@ -176,12 +203,12 @@ def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox, setup: f
             output_bytes=sum(run.metrics.output_bytes for run in runs),
             queue_seconds=max(0.0, lease.started_at - lease.created_at),
             setup_seconds=setup,
-            sandbox_uses=sandbox.uses,
+            sandbox_uses=sandbox.uses if sandbox else 0,
             limit_share=max(run.metrics.limit_share for run in runs),
             rerun=any(run.metrics.rerun for run in runs),
         ),
-        sandbox_id=sandbox.id,
-        image_digest=sandbox.image_digest,
+        sandbox_id=sandbox and sandbox.id,
+        image_digest=sandbox and sandbox.image_digest,
         comparator=", ".join(sorted({f"{case.comparator}/{VERSION}" for case in lease.spec.cases})) or None,
     )
 

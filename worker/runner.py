@@ -17,6 +17,7 @@ from schemas.settings import Settings
 from schemas.store import Store
 from schemas.verdict import Verdict
 from worker.announcer import Announcer
+from worker.artifacts import Artifacts
 from worker.breaker import Breaker
 from worker.celery import UNREACHABLE
 from worker.evaluation import evaluate, finished
@@ -126,6 +127,7 @@ class Runner:
         self._engine = Engine(settings.docker_timeout)
         self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping, settings.image))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
+        self._artifacts = Artifacts()
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
         self._recorder = Recorder(self._ledger, self._announcer, self._leases.__len__)
@@ -184,7 +186,7 @@ class Runner:
     async def _one(self, lease: Lease) -> None:
         """The way of a job, once it is ours."""
         try:
-            result = await evaluate(lease, self._pool, self.settings)
+            result = await evaluate(lease, self._pool, self._artifacts, self.settings)
             self._usual_seconds += (max(result.metrics.wall_seconds, 0.001) - self._usual_seconds) / 16
             await self._recorder.record(result)
             log.info("%s", result.detail, extra=_ids(lease, "job_finished") | {"verdict": result.verdict.value})

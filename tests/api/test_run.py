@@ -79,6 +79,44 @@ def test_a_worker_that_cannot_start_ends_the_run_with_1_and_the_reason(
     assert "Traceback" not in err
 
 
+def test_samples_of_a_harness_are_scored_calibrated_repeated_and_shared(tmp_path: Path) -> None:
+    problem = {
+        "task_id": "Toy/0", "prompt": "def double(x):\n", "entry_point": "double",
+        "canonical_solution": "    return 2 * x\n", "test": "def check(f):\n    assert f(2) == 4\n",
+    }  # fmt: skip
+    other = problem | {"task_id": "Toy/1", "canonical_solution": "    return 3 * x\n"}
+    problems = write(tmp_path / "problems.jsonl", problem, other)
+    right, wrong, flaky = (
+        "    return x + x\n",
+        "    return x\n",
+        "    import random\n    return 4 if random.random() < 0.5 else 5\n",
+    )
+    samples = [{"task_id": "Toy/0", "completion": text} for text in (right, right, wrong, *[flaky] * 6)]
+    path, out = write(tmp_path / "samples.jsonl", *samples), tmp_path / "out"
+
+    def evalpool(*options: str) -> tuple[dict[str, Any], str]:
+        process = start(path, "--problems", problems, "--json", "--slots", "2", "--out", str(out), *options)
+        stdout, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, err
+        return json.loads(stdout), err
+
+    once, _ = evalpool()
+    assert once["deduplicated"] == 1 + 5
+    assert (once["tasks"], once["problems"]) == (1, 2)
+    own = [json.loads(line)["passed"] for line in (out / "samples.jsonl_results.jsonl").read_text().splitlines()]
+    assert own[:3] == [True, True, False]
+
+    thrice, err = evalpool("--repeat", "9", "--calibrate")
+    assert "the reference solution of Toy/1 did not pass" in err
+    assert (thrice["total"], thrice["deduplicated"]) == (9, 0)
+    assert thrice["flaky"]  # all alike six times nine times: once in 10^13 runs
+    assert not {job[-6:] for job in thrice["flaky"]} & {"000000", "000001", "000002"}
+    assert len((out / "repeats.jsonl").read_text().splitlines()) == 8 * 9
+
+    again, _ = evalpool("--cache", "--force")
+    assert again["deduplicated"] == 9
+
+
 def finished(database: Path) -> int:
     """Results in the ledger of a run."""
     from sqlalchemy import create_engine

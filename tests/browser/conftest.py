@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop would be in the way of other tests
 def browser() -> Iterator["Browser"]:
     """Chromium without a window."""
     path = shutil.which("chromium") or shutil.which("google-chrome")

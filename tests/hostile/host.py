@@ -88,9 +88,10 @@ class Boxes:
         if container not in self._known:
             with suppress(NotFound):
                 found = self._api.inspect_container(container)
-                graph = found["GraphDriver"]["Data"]
-                box = Box(container, found["HostConfig"]["Memory"], Path(graph["UpperDir"]), graph["MergedDir"])
-                return self._known.setdefault(container, box)
+                graph = found["GraphDriver"]["Data"]  # nothing while the container is being made or removed
+                if graph:
+                    box = Box(container, found["HostConfig"]["Memory"], Path(graph["UpperDir"]), graph["MergedDir"])
+                    return self._known.setdefault(container, box)
         return self._known.get(container) or Box(container, 0, Path("/nonexistent"), "")
 
     def _follow(self) -> None:

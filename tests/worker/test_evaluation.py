@@ -10,11 +10,15 @@ import pytest
 
 from schemas import Case, JobSpec, Limits, Settings, Verdict
 from schemas.errors import CheckerFailed
+from schemas.job import LANGUAGES as NAMES
+from schemas.job import SPELLINGS
 from schemas.lease import Lease
+from worker.artifacts import Artifacts
 from worker.evaluation import evaluate
 from worker.pool import Pool
 from worker.sandbox.base import Outcome, Program, Shape
 from worker.sandbox.fake import FakeSandbox
+from worker.tools.languages import LANGUAGES, Language, class_of
 
 
 class Watched(FakeSandbox):
@@ -49,13 +53,13 @@ async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
         await sandbox.start()
         return sandbox
 
-    pool = Pool(make, slots, 100)
+    pool, artifacts = Pool(make, slots, 100), Artifacts()
     leases = [
         Lease(job_id=f"b-{n:06}", batch_id="b", spec=spec, attempt=1, created_at=0, started_at=0)
         for n, spec in enumerate(specs)
     ]
     try:
-        return await asyncio.gather(*(evaluate(lease, pool, Settings()) for lease in leases))
+        return await asyncio.gather(*(evaluate(lease, pool, artifacts, Settings()) for lease in leases))
     finally:
         await pool.close()
 
@@ -153,3 +157,84 @@ async def test_alone_means_that_nothing_else_is_lent() -> None:
 
     await asyncio.wait_for(asyncio.gather(*(use(alone=n % 3 == 0) for n in range(12))), 30)
     await pool.close()
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A language whose compiler is `sh`: it refuses what is no valid script."""
+    build = "sh -n main.x && { echo '#!/bin/sh'; cat main.x; } > main && chmod +x main"
+    monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), build))
+    return "lua"
+
+
+def compiled_job(language: str, code: str, cases: int = 0, **more: Any) -> JobSpec:
+    asked = [Case(f"{n}\n", f"{n}") for n in range(cases)]
+    return JobSpec(code=code, tool="multi_code_executor", language=language, cases=asked, **more)
+
+
+def compilations() -> int:
+    return sum("tar -cf" in " ".join(program.argv) for program in Watched.programs)
+
+
+async def test_a_program_is_compiled_once_and_run_for_every_case(toy: str) -> None:
+    echo = "read x; echo $x\n"
+    (result,) = await run(compiled_job(toy, echo, cases=20))
+    assert result.passed, result.stderr
+    assert (len(result.cases), compilations(), len(Watched.programs)) == (20, 1, 21)
+
+
+async def test_the_same_source_is_not_compiled_again_and_another_one_is(toy: str) -> None:
+    same = [compiled_job(toy, "echo 1\n", args=(str(n),)) for n in range(3)]
+    results = await run(*same, compiled_job(toy, "echo 2\n"), compiled_job(toy, "echo 1\n", files={"x": "y"}))
+    assert all(result.passed for result in results)
+    assert compilations() == 3
+
+
+async def test_a_compiler_that_refuses_has_its_words_in_the_result(toy: str) -> None:
+    refused = compiled_job(toy, "if then error\n", cases=3)
+    first, second = await run(refused, refused)
+    assert (first.verdict, first.cases) == (Verdict.COMPILE_ERROR, ())
+    assert "main.x" in first.detail
+    assert first.stderr
+    assert second.verdict is Verdict.COMPILE_ERROR
+
+
+async def test_what_was_compiled_is_forgotten_when_there_is_too_much_of_it() -> None:
+    def made(size: int) -> Outcome:
+        return Outcome(
+            ended="itself", exit_code=0, signal=None, checked=False, said="", stdout=b"x" * size, stderr=b"",
+            stdout_total=size, stderr_total=0, wall_seconds=0, cpu_seconds=0, memory_bytes=0, oom_kills=0, processes=1,
+        )  # fmt: skip
+
+    asked: list[str] = []
+
+    async def get(key: str, size: int) -> None:
+        async def make() -> Outcome:
+            asked.append(key)
+            return made(size)
+
+        assert len((await artifacts.get(key, make)).stdout) == size
+
+    artifacts = Artifacts(room=100)
+    for key, size in (("a", 40), ("b", 40), ("a", 40), ("c", 40), ("a", 40), ("b", 40), ("huge", 101), ("huge", 101)):
+        await get(key, size)
+    assert asked == ["a", "b", "c", "b", "huge", "huge"]
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("public class Foo { }", "Foo"),
+        ("class A {}\nclass B { public static void main(String[] a) {} }", "B"),
+        ("import x;\nclass Only {}", "Only"),
+        ("", "Main"),
+        ("class Helper {}\npublic final class Real {}\n", "Real"),
+    ],
+)
+def test_a_java_file_is_called_after_its_class(code: str, name: str) -> None:
+    assert class_of(code) == name
+
+
+def test_every_language_that_a_job_can_name_is_in_the_table_and_none_besides() -> None:
+    assert set(NAMES["multi_code_executor"]) == LANGUAGES.keys()
+    assert set(SPELLINGS.values()) <= LANGUAGES.keys()

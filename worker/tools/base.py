@@ -13,5 +13,9 @@ class Tool(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def program(self, spec: JobSpec, case: Case | None) -> Program:
-        """The program of a job, given the input of one case, or of the job itself."""
+    def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
+        """The program of a job, given the input of one case, or of the job itself; and what was compiled, if it is."""
+
+    def compiler(self, spec: JobSpec) -> Program | None:
+        """What must be run once before it, and writes what is to be run to its standard output; nothing for most."""
+        return None

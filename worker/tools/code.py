@@ -2,22 +2,11 @@
 
 import base64
 import re
-from dataclasses import dataclass
 
 from schemas.job import Case, JobSpec
 from worker.sandbox.base import Program
 from worker.tools.base import Tool
-
-
-@dataclass(frozen=True)
-class Language:
-    """How the programs of a language are run."""
-
-    main: str
-    """The file the program is put in."""
-    argv: tuple[str, ...] = ()
-    """The command that runs it; empty: the warm Python interpreter."""
-
+from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, filled
 
 CALL = """
 
@@ -44,32 +33,48 @@ _IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _PATCH = re.compile(r"\b(?:setattr|patch|mock|reload)\b|^[ \t]*\w+\.\w+[ \t]*=[^=]", re.MULTILINE)
 """Signs that a check replaces functions itself."""
 
-LANGUAGES = {"python": Language("main.py"), "bash": Language("main.sh", ("bash", "main.sh"))}
-
 
 class MultiCodeExecutor(Tool):
     """Runs a program of any language in the table."""
 
     name = "multi_code_executor"
 
-    def program(self, spec: JobSpec, case: Case | None) -> Program:
+    def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
         language = LANGUAGES[spec.runs]
         given = spec if case is None else case
         check = spec.check or ""
-        call = CALL % spec.entry_point if spec.entry_point and spec.cases else ""
+        code = spec.code + (CALL % spec.entry_point if spec.entry_point and spec.cases else "")
+        run = tuple(filled(word, spec) for word in language.run)
         return Program(
-            code=(spec.code + call).encode(),
-            main=language.main,
-            argv=language.argv,
+            code=code.encode() if compiled is None else compiled,
+            main=filled(language.main, spec) if compiled is None else PACKED,
+            argv=run if compiled is None else (*UNPACK, *run),
             args=given.args,
             stdin=given.stdin.encode(),
-            env=spec.env,
-            files={path: _bytes(content) for path, content in spec.files.items()},
+            env=language.env | spec.env,
+            files=_files(spec),
             check=None if spec.check is None else check.encode(),
             tools=tuple(dict.fromkeys(_IMPORT.findall(check))),
             guarded=_PATCH.search(check) is None,
             subject=spec.entry_point,
             limits=spec.limits,
+        )
+
+    def compiler(self, spec: JobSpec) -> Program | None:
+        language = LANGUAGES[spec.runs]
+        if not language.compile:
+            return None
+        limits, least = spec.limits, COMPILE
+        roomy = {
+            name: max(getattr(limits, name), getattr(least, name)) for name in ("memory_mib", "processes", "disk_mib")
+        }
+        return Program(
+            code=spec.code.encode(),
+            main=filled(language.main, spec),
+            argv=("sh", "-c", PACK % filled(language.compile, spec)),
+            env=language.env,
+            files=_files(spec),
+            limits=least.model_copy(update=roomy),
         )
 
 
@@ -83,6 +88,10 @@ class ShellExecutor(MultiCodeExecutor):
     """Runs a bash script."""
 
     name = "shell_executor"
+
+
+def _files(spec: JobSpec) -> dict[str, bytes]:
+    return {path: _bytes(content) for path, content in spec.files.items()}
 
 
 def _bytes(content: str) -> bytes:

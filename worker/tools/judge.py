@@ -14,13 +14,14 @@ from schemas.result import CaseResult, Metrics
 from schemas.verdict import Verdict
 from worker.sandbox.base import Outcome
 from worker.tools.comparators import agrees
+from worker.tools.languages import COMPILE, LANGUAGES
 
 
 def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, str]:
     """The verdict on one run, and a sentence that explains it."""
     if outcome.said == "syntax":  # before the limits: a compiler may quote a line of ten megabytes
         return Verdict.COMPILE_ERROR, _last_line(outcome.stderr) or "the program is not valid Python"
-    stopped = _limit_reached(outcome, spec.limits)
+    stopped = _limit_reached(outcome, spec.limits, LANGUAGES[spec.runs].out_of_memory)
     if stopped is not None:
         return stopped
     if outcome.said == "assertion":
@@ -54,15 +55,40 @@ def case_result(index: int, outcome: Outcome, spec: JobSpec, case: Case | None) 
         stdout_truncated=outcome.stdout_total > len(outcome.stdout),
         stderr_truncated=outcome.stderr_total > len(outcome.stderr),
         detail=detail,
-        metrics=Metrics(
-            wall_seconds=outcome.wall_seconds,
-            cpu_seconds=outcome.cpu_seconds,
-            peak_memory_bytes=outcome.memory_bytes,
-            oom_killed=outcome.oom_kills > 0,
-            processes_peak=outcome.processes,
-            output_bytes=outcome.stdout_total + outcome.stderr_total,
-            limit_share=_share(outcome, spec.limits),
-        ),
+        metrics=_metrics(outcome, spec.limits),
+    )
+
+
+def _metrics(outcome: Outcome, limits: Limits) -> Metrics:
+    return Metrics(
+        wall_seconds=outcome.wall_seconds,
+        cpu_seconds=outcome.cpu_seconds,
+        peak_memory_bytes=outcome.memory_bytes,
+        oom_killed=outcome.oom_kills > 0,
+        processes_peak=outcome.processes,
+        output_bytes=outcome.stdout_total + outcome.stderr_total,
+        limit_share=_share(outcome, limits),
+    )
+
+
+def compiled(outcome: Outcome) -> CaseResult | None:
+    """What a compiler that failed had to say; nothing about one that did not."""
+    if _ended_well(outcome):
+        return None
+    said = text(outcome.stderr)
+    errors = (_printable(line) for line in said.splitlines() if "error" in line.lower())
+    words = next(errors, "") or _last_line(outcome.stderr)
+    if outcome.ended != "itself":
+        words = f"the compiler was stopped at its limit ({outcome.ended}); {words}"
+    return CaseResult(
+        index=0,
+        verdict=Verdict.COMPILE_ERROR,
+        exit_code=outcome.exit_code,
+        signal=outcome.signal,
+        stderr=said,
+        stderr_truncated=outcome.stderr_total > len(outcome.stderr),
+        detail=words or f"the compiler ended with exit code {outcome.exit_code}",
+        metrics=_metrics(outcome, COMPILE),
     )
 
 
@@ -71,12 +97,12 @@ def text(data: bytes) -> str:
     return data.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-def _limit_reached(outcome: Outcome, limits: Limits) -> tuple[Verdict, str] | None:
+def _limit_reached(outcome: Outcome, limits: Limits, gone: bytes) -> tuple[Verdict, str] | None:
     if max(outcome.stdout_total, outcome.stderr_total) > limits.output_bytes:
         return Verdict.OUTPUT_LIMIT, f"wrote more than {limits.output_bytes:,} bytes to one stream"
     if outcome.oom_kills and not _ended_well(outcome):
         return Verdict.MEMORY_LIMIT, f"ended by the kernel at {limits.memory_mib} MiB"
-    if outcome.said == "memory" and not _ended_well(outcome):
+    if (outcome.said == "memory" or (gone and gone in outcome.stderr)) and not _ended_well(outcome):
         return Verdict.MEMORY_LIMIT, f"an allocation failed under the limit of {limits.memory_mib} MiB"
     if outcome.ended == "cpu" or outcome.cpu_seconds >= limits.cpu_seconds:
         return Verdict.TIME_LIMIT, f"used {outcome.cpu_seconds:.2f} s of CPU; the limit is {limits.cpu_seconds:g} s"
@@ -101,8 +127,12 @@ def _ended_well(outcome: Outcome) -> bool:
 
 def _last_line(stderr: bytes) -> str:
     lines = text(stderr[-2000:]).strip().splitlines()
-    last = lines[-1][:300] if lines else ""
-    return "".join(character if character.isprintable() else "\ufffd" for character in last)  # it goes into logs
+    return _printable(lines[-1]) if lines else ""
+
+
+def _printable(line: str) -> str:
+    """The beginning of a line that goes into logs."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in line.strip()[:300])
 
 
 def _signal_name(number: int) -> str:
