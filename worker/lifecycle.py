@@ -17,7 +17,7 @@ from worker.runner import Runner
 
 log = logging.getLogger("evalpool")
 
-M_ARENA_MAX = -8
+M_ARENA_MAX, M_MMAP_THRESHOLD = -8, -3
 
 _runner: Runner | None = None
 
@@ -42,7 +42,9 @@ def _log(loglevel: int = logging.INFO, **_: Any) -> None:
 def _start(sender: Any, **_: Any) -> None:
     """Before the first message is taken: a machine that cannot run jobs must not take any."""
     global _runner
-    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)  # else every thread keeps a heap of its own as large as its largest job
+    libc = ctypes.CDLL(None)
+    libc.mallopt(M_ARENA_MAX, 2)  # else every thread keeps a heap of its own as large as its largest job
+    libc.mallopt(M_MMAP_THRESHOLD, 1 << 20)  # and what a large output took is given back when it is gone
     configured = settings()
     logs.set_up(configured.log_format, sender.loglevel or logging.INFO)  # Celery does it only after this signal
     log.info("warming %d sandboxes of %s", configured.slots + 1, configured.image, extra={"action": "warming"})
