@@ -13,6 +13,7 @@ images = typer.Typer(no_args_is_help=True, help="The sandbox images of this mach
 @images.command("build")
 def build(
     recipe: Annotated[str, typer.Argument(help="A recipe of evalpool.")] = "python",
+    without: Annotated[str, typer.Option(metavar="TOOLCHAIN,...", help="Toolchains of the recipe to leave out.")] = "",
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Only if it is not there already.")] = False,
 ) -> None:
     """Build a sandbox image and print its name."""
@@ -20,24 +21,25 @@ def build(
     from worker.sandbox.images import ImageBuildFailed
     from worker.sandbox.images import build as build_image
 
+    names = without.split(",") if without else []
     try:
-        typer.echo(build_image(recipe, if_missing=if_missing, say=lambda line: typer.echo(line, err=True)))
+        typer.echo(build_image(recipe, without=names, if_missing=if_missing, say=lambda line: typer.echo(line, err=True)))
     except ImageBuildFailed as error:
         raise SetupError(str(error)) from None
 
 
 @images.command("list")
 def list_images() -> None:
-    """List the sandbox images that are installed."""
+    """List the sandbox images that are installed, and the languages they run."""
     from rich.console import Console
     from rich.table import Table
 
     from worker.sandbox.images import installed
 
-    table = Table("image", "id", "MiB", "created", box=None, padding=(0, 2), header_style="bright_black")
+    table = Table("image", "id", "MiB", "created", "languages", box=None, padding=(0, 2), header_style="bright_black")
     for image in installed():
         size, created = f"{image.size_bytes / (1 << 20):,.0f}", f"{image.created:%Y-%m-%d %H:%M}"
-        table.add_row(image.tag, image.id.removeprefix("sha256:")[:12], size, created)
+        table.add_row(image.tag, image.id.removeprefix("sha256:")[:12], size, created, image.languages)
     Console().print(table)
 
 

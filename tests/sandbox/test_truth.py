@@ -120,23 +120,27 @@ async def test_the_cost_of_a_reset_is_not_the_next_programs(box: DockerSandbox) 
     assert (await box.run(python("pass"))).cpu_seconds < 0.1
 
 
-@pytest.mark.usefixtures("busy_machine")
+CROWD = "import os\nfor _ in range(7):\n    if not os.fork():\n        while True: pass\n"
+"""Seven processes that want the sandbox's one CPU, whatever the machine has."""
+
+
 async def test_a_program_that_wanted_a_cpu_is_told_from_one_that_waited(box: DockerSandbox) -> None:
     limits = Limits(cpu_seconds=60, wall_seconds=1)
-    starved = await box.run(python("while True: pass", limits=limits))
+    starved = await box.run(python(CROWD + "while True: pass", limits=limits))
     assert starved.ended == "wall"
     assert starved.delay_seconds > 0.1
-    assert starved.cpu_seconds + starved.delay_seconds < 2
     await box.reset()
     waiting = await box.run(python("import time; time.sleep(60)", limits=limits))
     assert waiting.ended == "wall"
     assert waiting.delay_seconds < starved.delay_seconds
 
 
-@pytest.mark.usefixtures("busy_machine")
 async def test_what_it_waited_for_a_cpu_is_given_to_it_where_that_is_asked_for(box: DockerSandbox) -> None:
     limits = Limits(cpu_seconds=60, wall_seconds=1)
-    patient = await box.run(python(BURN.format(0.8), limits=limits, patience=60))
+    hurried = await box.run(python(CROWD + BURN.format(0.6), limits=limits))
+    assert hurried.ended == "wall"
+    await box.reset()
+    patient = await box.run(python(CROWD + BURN.format(0.6), limits=limits, patience=60))
     assert (patient.ended, patient.exit_code) == ("itself", 0)
     await box.reset()
     sleeper = await box.run(python("import time; time.sleep(60)", limits=limits, patience=60))

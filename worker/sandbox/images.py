@@ -7,13 +7,15 @@ Debian machine must: there, `images/from-debian` unpacks the same packages and t
 
 import argparse
 import hashlib
+import io
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +28,8 @@ from requests.exceptions import RequestException
 
 RECIPE_LABEL = "org.evalpool.recipe"  # hash of the recipe's files: tells a stale image from a current one
 PYTHON_LABEL = "org.evalpool.python"
+TOOLCHAINS_LABEL = "org.evalpool.toolchains"  # names, with commas between them
+VERSIONS_LABEL = "org.evalpool.versions"  # JSON: toolchain → its tool and version
 
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE.parents[1] / "images", _HERE / "recipes")  # a checkout, an installed wheel
@@ -47,6 +51,14 @@ class Image:
     size_bytes: int
     created: datetime
     python: str | None
+    toolchains: dict[str, str]
+    """Name → its tool and version."""
+
+    @property
+    def languages(self) -> str:
+        """What it runs besides shell programs, for people."""
+        versions = ({"python": self.python} if self.python else {}) | self.toolchains
+        return ", ".join(f"{name} ({version})" for name, version in versions.items()) or "shell only"
 
 
 class _Recipe(BaseModel):
@@ -58,13 +70,30 @@ class _Recipe(BaseModel):
     packages: list[str]
     python: str | None = None
     check: list[str] = []
+    """A command; it gets the names of the toolchains as arguments and prints their versions as JSON, if there are any."""
+    toolchains: dict[str, list[str]] = {}
+    """Name → packages, on top of those that are always there."""
+
+    def without(self, names: Collection[str]) -> "_Recipe":
+        unknown = [name for name in names if name not in self.toolchains]
+        if unknown:
+            known = ", ".join(self.toolchains) or "none"
+            raise ImageBuildFailed(f"{self.tag} has no toolchain {', '.join(unknown)}. It has: {known}.")
+        kept = {name: packages for name, packages in self.toolchains.items() if name not in names}
+        return self.model_copy(update={"toolchains": kept})
+
+    @property
+    def all_packages(self) -> list[str]:
+        return list(dict.fromkeys([*self.packages, *itertools.chain(*self.toolchains.values())]))
 
     @property
     def labels(self) -> dict[str, str]:
         files = [self.folder.parent / "from-debian", *sorted(path for path in self.folder.rglob("*") if path.is_file())]
         sums = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
-        digest = hashlib.sha256("\n".join(sums).encode()).hexdigest()
-        return {RECIPE_LABEL: digest} | ({PYTHON_LABEL: self.python} if self.python else {})
+        names = ",".join(self.toolchains)
+        digest = hashlib.sha256("\n".join([*sums, *filter(None, [names])]).encode()).hexdigest()
+        labels = {RECIPE_LABEL: digest, PYTHON_LABEL: self.python or "", TOOLCHAINS_LABEL: names}
+        return {key: value for key, value in labels.items() if value}
 
     def dockerfile(self, *instructions: str) -> list[str]:
         lines = (self.folder / "Dockerfile").read_text().splitlines()
@@ -91,6 +120,7 @@ def installed() -> list[Image]:
             image["Size"],
             datetime.fromtimestamp(image["Created"], UTC),
             image["Labels"].get(PYTHON_LABEL),
+            json.loads(image["Labels"].get(VERSIONS_LABEL, "{}")),
         )
         for image in found
         for tag in image["RepoTags"] or []
@@ -99,9 +129,9 @@ def installed() -> list[Image]:
     return sorted(images, key=lambda image: image.tag)
 
 
-def build(recipe: str = "python", *, if_missing: bool = False, say: Say) -> str:
+def build(recipe: str = "python", *, without: Collection[str] = (), if_missing: bool = False, say: Say) -> str:
     """Build a recipe and return the image's id. The tag moves to the new image only when that has passed its check."""
-    wanted = _read(recipe)
+    wanted = _read(recipe).without(without)
     with _engine() as engine:
         present = None
         with suppress(ImageNotFound):
@@ -113,8 +143,9 @@ def build(recipe: str = "python", *, if_missing: bool = False, say: Say) -> str:
             say(f"{wanted.tag} is of an older recipe")
 
         begun = time.monotonic()
-        image_id = _make(engine, wanted, say)
-        _check(engine, wanted, image_id)
+        tree_id = _make(engine, wanted, say)
+        versions = _check(engine, wanted, tree_id)
+        image_id = _labelled(engine, tree_id, wanted.labels | versions)
         repository, _, version = wanted.tag.partition(":")
         engine.api.tag(image_id, repository, version)
         size = engine.images.get(image_id).attrs["Size"]
@@ -173,20 +204,18 @@ def _in_reach(engine: docker.DockerClient, base: str) -> bool:
 
 
 def _by_dockerfile(engine: docker.DockerClient, recipe: _Recipe) -> str:
-    packages = {"PACKAGES": " ".join(recipe.packages)}
-    folder = str(recipe.folder)
-    image, _ = engine.images.build(path=folder, buildargs=packages, labels=recipe.labels, rm=True, forcerm=True)
+    packages = {"PACKAGES": " ".join(recipe.all_packages)}
+    image, _ = engine.images.build(path=str(recipe.folder), buildargs=packages, rm=True, forcerm=True)
     return str(image.id)
 
 
 def _by_debian(engine: docker.DockerClient, recipe: _Recipe) -> str:
     # the last stage of the Dockerfile says how the image is run, and import understands the same words
     changes = recipe.dockerfile("ENV", "CMD", "ENTRYPOINT", "WORKDIR", "USER")
-    changes += [f"LABEL {key}={value}" for key, value in recipe.labels.items()]
     script = recipe.folder.parent / "from-debian"
     with tempfile.TemporaryDirectory(prefix="evalpool-image-") as scratch:
         tree = Path(scratch) / "tree.tar"
-        command = ["sh", str(script), recipe.suite, str(recipe.folder / "finish"), str(tree), *recipe.packages]
+        command = ["sh", str(script), recipe.suite, str(recipe.folder / "finish"), str(tree), *recipe.all_packages]
         run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if run.returncode:
             raise ImageBuildFailed(
@@ -200,13 +229,22 @@ def _by_debian(engine: docker.DockerClient, recipe: _Recipe) -> str:
     return str(last["status"])
 
 
-def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> None:
+def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> dict[str, str]:
+    """What it has found out, as labels."""
     if not recipe.check:
-        return
-    trial = engine.containers.create(image_id, recipe.check, network_mode="none", user="65534:65534", read_only=True)
+        return {}
+    trial = engine.containers.create(
+        image_id,
+        [*recipe.check, *recipe.toolchains],
+        network_mode="none",
+        user="65534:65534",
+        read_only=True,
+        tmpfs={"/tmp": "exec,size=512m"},  # noqa: S108 - the container's own
+    )
     try:
         trial.start()
         code, said = trial.wait()["StatusCode"], trial.logs().decode(errors="replace")
+        found = trial.logs(stderr=False).decode(errors="replace")
     except APIError as error:
         code, said = 1, str(error)
     finally:
@@ -214,6 +252,13 @@ def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> None:
     if code:
         engine.images.remove(image_id)
         raise ImageBuildFailed(f"The new image fails the check in {recipe.folder}/recipe.toml:\n{_tail(said)}")
+    return {VERSIONS_LABEL: found.strip()} if recipe.toolchains else {}
+
+
+def _labelled(engine: docker.DockerClient, image_id: str, labels: dict[str, str]) -> str:
+    """The same files with labels, which come last because some of them say what the check has found."""
+    image, _ = engine.images.build(fileobj=io.BytesIO(f"FROM {image_id}\n".encode()), labels=labels, rm=True)
+    return str(image.id)
 
 
 def _tail(text: str) -> str:
@@ -228,6 +273,7 @@ def _main() -> None:
     commands.add_parser("list", help="what has been built on this engine")
     builder = commands.add_parser("build", help="build a recipe")
     builder.add_argument("name", nargs="?", default="python", metavar="NAME", help=f"one of: {', '.join(recipes())}")
+    builder.add_argument("--without", default="", metavar="TOOLCHAIN,...", help="leave these out")
     builder.add_argument("--if-missing", action="store_true", help="only if it is not there or of an older recipe")
     chosen = parser.parse_args()
 
@@ -237,10 +283,12 @@ def _main() -> None:
 
     try:
         if chosen.command == "build":
-            build(chosen.name, if_missing=chosen.if_missing, say=say)
+            without = chosen.without.split(",") if chosen.without else []
+            build(chosen.name, without=without, if_missing=chosen.if_missing, say=say)
             return
         for image in installed():
-            say(f"{image.tag}  {image.id[7:19]}  {image.size_bytes / 1e6:.0f} MB  {image.created:%Y-%m-%d %H:%M}")
+            size, created = f"{image.size_bytes / 1e6:.0f} MB", f"{image.created:%Y-%m-%d %H:%M}"
+            say(f"{image.tag}  {image.id[7:19]}  {size}  {created}  {image.languages}")
     except ImageBuildFailed as error:
         sys.exit(str(error))
 
