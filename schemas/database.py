@@ -1,7 +1,8 @@
 """The engine, its clock, and the schema's version."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,18 @@ class Database:
 def upsert(connection: Connection, table: Any) -> Any:
     """An INSERT that can be told what to do about rows that are there already."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+def insert_many(connection: Connection, statement: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, all with the same keys, as the driver itself would: SQLAlchemy's care for each of them costs as much
+    as the database does."""
+    names = list(rows[0])
+    compiled = statement.compile(dialect=connection.dialect, column_keys=names)
+    if compiled.positional:
+        take = itemgetter(*compiled.positiontup)
+        connection.exec_driver_sql(str(compiled), [take(row) for row in rows])
+    else:
+        connection.exec_driver_sql(str(compiled), [dict(row) for row in rows])
 
 
 def _revision(connection: Connection) -> str | None:

@@ -9,10 +9,10 @@ from sqlalchemy import Connection, and_, func, insert, literal, null, or_, selec
 from sqlmodel import SQLModel
 
 from schemas import rows, twins
-from schemas.database import clock, upsert
+from schemas.database import clock, insert_many, upsert
 from schemas.job import JobSpec
 from schemas.lease import Lease
-from schemas.reader import IDS_AT_ONCE, Reader, parts
+from schemas.reader import Reader, parts
 from schemas.result import Result
 from schemas.tables import FINAL_STATE, TWIN, ResultRow
 from schemas.verdict import Priority, State, Verdict
@@ -253,8 +253,8 @@ def _add(
         row |= {"created_at": now, "twin_of": leader, "digest": digests and digests[place]}
         if leader:
             row["state"] = TWIN
-    for start in range(0, len(added), IDS_AT_ONCE):
-        db.execute(upsert(db, _jobs).on_conflict_do_nothing(), added[start : start + IDS_AT_ONCE])
+    if added:
+        insert_many(db, upsert(db, _jobs).on_conflict_do_nothing(), added)
 
 
 def _end_cancelled(db: Connection, which: Any) -> int:
