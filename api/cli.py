@@ -195,7 +195,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except EvalpoolError as error:
-        print(f"evalpool: {error}", file=sys.stderr)  # noqa: T201 - this is the terminal
+        plain = "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in str(error))
+        print(f"evalpool: {plain}", file=sys.stderr)  # noqa: T201 - this is the terminal
         sys.exit(2 if isinstance(error, InvalidJob | NotFound) else 1)
 
 

@@ -61,7 +61,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def write_csv(results: Iterable[Result], path: Path) -> None:
     """One row per job. Text that a spreadsheet would run as a formula begins with an apostrophe."""
     with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
-        table = csv.DictWriter(file, COLUMNS)
+        table = csv.DictWriter(file, COLUMNS, quoting=csv.QUOTE_ALL)
         table.writeheader()
         for result in results:
             table.writerow({name: _cell(value) for name, value in _row(result).items()})

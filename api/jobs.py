@@ -4,6 +4,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
@@ -59,14 +60,13 @@ def submit_stream(
     name: str | None = None,
     idempotency_key: str | None = None,
     about: Mapping[str, Any] | None = None,
-    dedup: str | None = None,
+    dedup: bool = False,
     cache: bool = False,
 ) -> BatchHandle:
     """Submit jobs that do not fit in memory, in parts that are run while the next ones are read. With a key that was
     used before, go on where that submission ended.
 
-    `dedup` names the image of jobs that name none, and lets identical jobs share a result; `cache`, with those of
-    earlier batches too.
+    `dedup` lets identical jobs share a result; `cache`, with those of earlier batches too.
     """
     batch_id, there, turn = store().open_batch(_new_id(), total, name, idempotency_key, about or {})
     if there:
@@ -75,8 +75,8 @@ def submit_stream(
     rest, start = islice(specs, there, None), there
     while part := list(islice(rest, PART)):
         digests, leaders = None, {}
-        if dedup is not None:
-            digests = [spec.digest(dedup) for spec in part]
+        if dedup:
+            digests = [spec.digest(made_by()) for spec in part]
             if len(seen) > SEEN:
                 seen.clear()
             if cache:
@@ -118,7 +118,7 @@ def _spec(job: object) -> JobSpec:
 
 def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool = False) -> str:
     batch_id = _new_id()
-    digests = [spec.digest(settings().image) for spec in specs] if dedup else None
+    digests = [spec.digest(made_by()) for spec in specs] if dedup else None
     stored = store().add_batch(batch_id, specs, name, key, digests)
     if stored == batch_id and not dedup:
         jobs = [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in enumerate(specs)]
@@ -126,6 +126,11 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
         jobs = store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=stored)
     _announce_batch(stored, jobs)
     return stored
+
+
+def made_by() -> str:
+    """What decides results besides the jobs themselves: images that jobs need not name, and our own version."""
+    return f"{settings().image} {settings().code_image} {version('evalpool')}"
 
 
 def _new_id() -> str:

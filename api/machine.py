@@ -21,9 +21,12 @@ def build(
     from worker.sandbox.images import ImageBuildFailed
     from worker.sandbox.images import build as build_image
 
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
     names = without.split(",") if without else []
     try:
-        typer.echo(build_image(recipe, without=names, if_missing=if_missing, say=lambda line: typer.echo(line, err=True)))
+        typer.echo(build_image(recipe, without=names, if_missing=if_missing, say=say))
     except ImageBuildFailed as error:
         raise SetupError(str(error)) from None
 
@@ -32,15 +35,15 @@ def build(
 def list_images() -> None:
     """List the sandbox images that are installed, and the languages they run."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
 
     from worker.sandbox.images import installed
 
-    table = Table("image", "id", "MiB", "created", "languages", box=None, padding=(0, 2), header_style="bright_black")
+    console = Console(highlight=False)
     for image in installed():
-        size, created = f"{image.size_bytes / (1 << 20):,.0f}", f"{image.created:%Y-%m-%d %H:%M}"
-        table.add_row(image.tag, image.id.removeprefix("sha256:")[:12], size, created, image.languages)
-    Console().print(table)
+        size, created = f"{image.size_bytes / (1 << 20):,.0f} MiB", f"{image.created:%Y-%m-%d %H:%M}"
+        console.print(f"{image.tag}  {image.id.removeprefix('sha256:')[:12]}  {size}  {created}")
+        console.print(Padding(image.languages, (0, 0, 0, 4)), style="bright_black")
 
 
 def doctor() -> None:

@@ -31,9 +31,11 @@ CODE = 10_000
 PART = 10
 """Programs that are in memory at once: each may have 32 MiB."""
 _TEMPLATES = Path(__file__).parent / "templates"
+_HIDDEN = "\u00ad\u034f\u180e\u200b\u2060\u3164\ufeff\ufff9\ufffa\ufffb"
 _TURNING = "\u061c\u200e\u200f\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _UNSEEN = dict.fromkeys([*range(32), *range(127, 160), *range(0xD800, 0xE000)], "�")
-_UNSEEN |= {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in _TURNING}
+_UNSEEN |= {ord(mark): f"⟨U+{ord(mark):04X}⟩" for mark in _HIDDEN + _TURNING}
+_UNSEEN |= {mark: f"⟨U+{mark:04X}⟩" for mark in range(0xE0000, 0xE0080)}  # tags: a text that nobody sees
 del _UNSEEN[ord("\n")], _UNSEEN[ord("\t")]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rich.box import ROUNDED
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -144,10 +145,15 @@ def _usage(report: Report) -> Table:
 
 
 def _label(name: str, values: Mapping[str, Score]) -> Table:
-    table = _table(name, "passed", "scored", "share")
+    table = _table(escape(_plain(name)), "passed", "scored", "share")
     for value, score in sorted(values.items()):
-        table.add_row(Text(value), f"{score.passed:,}", f"{score.scored:,}", f"{score.rate:.1%}")
+        table.add_row(Text(_plain(value)), f"{score.passed:,}", f"{score.scored:,}", f"{score.rate:.1%}")
     return table
+
+
+def _plain(text: str) -> str:
+    """On one line, and without what a terminal would obey."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text[:60])
 
 
 def _cells(values: Spread, unit: int, name: str, digits: int) -> Iterable[str]:

@@ -17,7 +17,7 @@ from api.embedded import Servers
 from api.exports import write_csv, write_junit, write_parquet
 from api.formats import Dataset
 from api.handles import BatchHandle
-from api.jobs import submit_stream
+from api.jobs import made_by, submit_stream
 from api.page import page
 from schemas.errors import SetupError
 from schemas.job import JobSpec
@@ -54,23 +54,26 @@ class Run:
 
     def submit(self) -> BatchHandle:
         """Submit them, or take up the batch that the same file and options made before."""
-        image, name = settings().image, Path(self.data.lines.name).name
-        options = [image, f"{self.repeat}", f"{self.dedup}", f"{self.cache}", f"{self.reference_cpu}"]
+        name = Path(self.data.lines.name).name
+        options = [made_by(), f"{self.repeat}", f"{self.dedup}", f"{self.cache}", f"{self.reference_cpu}"]
         return submit_stream(
             self.jobs(),
             self.total * self.repeat,
             name=name,
             idempotency_key=None if self.force else self.data.digest(*options),
-            about=self._about(image),
-            dedup=image if self.dedup and self.repeat == 1 else None,
+            about=self._about(settings().image),
+            dedup=self.dedup and self.repeat == 1,
             cache=self.cache,
         )
 
     def calibrated(self, servers: Servers) -> "Run":
         """The same run, with limits that fit this machine: its reference solutions are measured first."""
-        specs = list(self.data.references())
+        asked = {spec.task_id for spec in self.data.jobs()}
+        specs = [
+            _with(spec, ROOM * spec.limits.cpu_seconds) for spec in self.data.references() if spec.task_id in asked
+        ]
         notes.print(f"calibrating: {len(specs):,} reference solutions")
-        key = None if self.force else self.data.digest("references", settings().image)
+        key = None if self.force else self.data.digest("references", made_by())
         batch = submit_stream(specs, len(specs), name="references", idempotency_key=key)
         servers.start_worker()
         batch.wait()
@@ -85,12 +88,7 @@ class Run:
 
     def _fitted(self, spec: JobSpec) -> JobSpec:
         needed = ROOM * (self.reference_cpu or {}).get(spec.task_id, 0.0)
-        if needed <= spec.limits.cpu_seconds:
-            return spec
-        scale = needed / spec.limits.cpu_seconds
-        wall = spec.limits.wall_seconds and spec.limits.wall_seconds * scale
-        fitted = Limits(**spec.limits.model_dump() | {"cpu_seconds": needed, "wall_seconds": wall})
-        return spec.model_copy(update={"limits": fitted})
+        return spec if needed <= spec.limits.cpu_seconds else _with(spec, needed)
 
     def _about(self, image: str) -> dict[str, Any]:
         about: dict[str, Any] = {
@@ -106,6 +104,14 @@ class Run:
             slowest = max(self.reference_cpu.values(), default=0.0)
             about["calibrated"] = f"{len(self.reference_cpu)} references, {ROOM:g} x; slowest {slowest:g} s"
         return about
+
+
+def _with(spec: JobSpec, cpu_seconds: float) -> JobSpec:
+    """With so much CPU time, and as much more wall time."""
+    limits = spec.limits
+    wall = limits.wall_seconds and limits.wall_seconds * cpu_seconds / limits.cpu_seconds
+    given = Limits(**limits.model_dump() | {"cpu_seconds": cpu_seconds, "wall_seconds": wall})
+    return spec.model_copy(update={"limits": given})
 
 
 def load(data: Dataset) -> int:
@@ -126,7 +132,7 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
     """Wait until the batch is complete, showing how far it is, as long as there is somebody to run it."""
     if batch.progress().complete:
         if resumes:
-            notes.print(f"batch {batch.id} is complete already; --force runs it again")
+            notes.print(f"batch {batch.id} is complete, nothing is left to run; --force runs it again")
         return
     servers.start_worker()
     try:
@@ -195,4 +201,7 @@ def exit_code(report: Report, fail_under: float | None) -> int:
 
 def only(report: Report, ks: Collection[int]) -> Report:
     """The report with the asked k alone, where pass@1 was added for the threshold."""
-    return report.model_copy(update={"pass_at_k": {k: v for k, v in report.pass_at_k.items() if k in ks}})
+    asked = {k: value for k, value in report.pass_at_k.items() if k in ks}
+    return report.model_copy(
+        update={"pass_at_k": asked, "intervals": {k: each for k, each in report.intervals.items() if k in ks}}
+    )

@@ -79,7 +79,12 @@ def _content(content: str) -> str:
 
 
 def _comparator(name: str) -> str:
-    if not _COMPARATOR.fullmatch(name):
+    margins = name.removeprefix("float:").split(",") if name.startswith("float:") else []
+    try:
+        known = _COMPARATOR.fullmatch(name) is not None and all(float(margin) >= 0 for margin in margins)
+    except ValueError:
+        known = False
+    if not known:
         raise ValueError(f"unknown comparator {name!r}; known: {COMPARATORS}")
     return name
 
@@ -97,7 +102,8 @@ def _language(name: str) -> str:
 
 Text = Annotated[str, AfterValidator(_bounded)]
 Argument = Annotated[str, AfterValidator(_argument)]
-Scalar = str | int | float | bool | None
+Name = Annotated[str, AfterValidator(_bounded)] | int
+Scalar = Annotated[str, AfterValidator(_bounded)] | int | float | bool | None
 
 
 class Case(Given):
@@ -146,9 +152,9 @@ class JobSpec(Given):
     """Any local image; `None` means the one of the worker's settings."""
     isolation: Literal["warm", "fresh"] = "warm"
     """`warm`: a sandbox that was reset and verified; `fresh`: one that has never run anything."""
-    task_id: str | int | None = None
-    sample_id: str | int | None = None
-    labels: dict[str, Scalar] | None = None
+    task_id: Name | None = None
+    sample_id: Name | None = None
+    labels: dict[Annotated[str, AfterValidator(_bounded)], Scalar] | None = None
     priority: Priority = Priority.NORMAL
 
     @model_validator(mode="after")

@@ -29,8 +29,10 @@ LARGE = 1 << 18
 """Bytes of output whose comparison takes so long that the other slots must not wait for it."""
 STARVED = 0.1
 """Of the wall limit: a program that had no CPU for longer, though it wanted one, is run again alone."""
-PATIENCE = 10
+PATIENCE = 4
 """Times the wall limit that it may then wait for a CPU: other programs of the machine are not ours to stop."""
+BUSY = 0.8
+"""Of the wall time: a program that had the CPU for so long was kept from it by its own processes alone."""
 CHECKER = Limits(cpu_seconds=10, output_bytes=1 << 16)
 """What a checker may use."""
 TRIES = 2
@@ -50,7 +52,8 @@ async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Set
     room = TEXTS * spec.limits.output_bytes
     for index, case in enumerate(spec.cases or (None,)):
         program = TOOLS[spec.tool].program(spec, case, None if made is None else made.stdout)
-        sandbox, waited, run = await _run(index, case, spec, program, pool, settings)
+        patience = not any(before.metrics.rerun for before in runs)  # once for a job: it stops the whole worker
+        sandbox, waited, run = await _run(index, case, spec, program, pool, settings, patience=patience)
         run = _within(run, room)
         room -= len(run.stdout) + len(run.stderr)
         runs.append(run)
@@ -93,12 +96,12 @@ async def _compiled(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: S
 
 
 async def _run(
-    index: int, case: Case | None, spec: JobSpec, program: Program, pool: Pool, settings: Settings
+    index: int, case: Case | None, spec: JobSpec, program: Program, pool: Pool, settings: Settings, *, patience: bool
 ) -> tuple[Sandbox, float, CaseResult]:
-    """One case in a sandbox that nothing else is in, and when it got there."""
+    """One case in a sandbox that nothing else is in, and when it got there. With patience, a starved one again."""
     shape, fresh = shape_of(spec, settings, program), spec.isolation == "fresh"
     sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
-    rerun = outcome is not None and outcome.ended == "wall" and outcome.delay_seconds > STARVED * spec.limits.wall
+    rerun = outcome is not None and patience and _starved(outcome, spec.limits.wall)
     if rerun:  # the clock ran while others had its CPU: that says nothing about the program
         patient = replace(program, patience=PATIENCE * spec.limits.wall)
         sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=True)
@@ -116,6 +119,11 @@ async def _run(
         if not accepted:
             run = run.model_copy(update={"verdict": Verdict.WRONG_ANSWER, "detail": f"its checker says no{words}"})
     return sandbox, started, run
+
+
+def _starved(outcome: Outcome, wall: float) -> bool:
+    wanted = outcome.ended == "wall" and outcome.delay_seconds > STARVED * wall
+    return wanted and outcome.cpu_seconds < BUSY * wall
 
 
 async def _outcome(
@@ -146,17 +154,27 @@ async def _outcome(
 async def _checked(case: Case, spec: JobSpec, outcome: Outcome, pool: Pool, settings: Settings) -> tuple[bool, str]:
     """The word of the job's own checker, which runs where the program never was."""
     files = {"input": case.stdin.encode(), "output": outcome.stdout, "answer": case.expected.encode()}
-    code = (spec.checker or "").encode()
-    program = Program(code=code, main="checker.py", args=tuple(files), files=files, limits=CHECKER)
-    held = len(code) + 2 * sum(map(len, files.values())) + 2 * CHECKER.output_bytes
-    async with pool.lend(_shape(settings.image, CHECKER, held)) as sandbox:
-        said = await sandbox.run(program)
-        sandbox.suspect = said.abnormal
+    accepted, words = await _asked(spec.checker or "", files, pool, settings)
+    if accepted is None:
+        # A program must not get out of the score by an output that its checker cannot bear: if it can judge the
+        # expected output, it is the program's that is wrong.
+        able, _ = await _asked(spec.checker or "", files | {"output": files["answer"]}, pool, settings)
+        if able is None:
+            raise CheckerFailed(f"checker_failed{words}")
+        words = f": it failed on this output, not on the expected one{words}"
+    return bool(accepted), words
+
+
+async def _asked(code: str, files: dict[str, bytes], pool: Pool, settings: Settings) -> tuple[bool | None, str]:
+    """Whether a checker accepts; nothing if it neither accepts nor rejects. And its words."""
+    program = Program(code=code.encode(), main="main.py", args=tuple(files), files=files, limits=CHECKER)
+    held = len(program.code) + 2 * sum(map(len, files.values())) + 2 * CHECKER.output_bytes
+    _, _, said = await _outcome(program, _shape(settings.image, CHECKER, held), pool, fresh=False)
+    if said is None:
+        return None, ""
     words = text(said.stderr or said.stdout).strip()[:300]
-    words = f": {words}" if words else ""
-    if said.ended != "itself" or said.exit_code not in (0, 1) or said.said:
-        raise CheckerFailed(f"checker_failed: exit code {said.exit_code}, ended by {said.ended}{words}")
-    return said.exit_code == 0, words
+    decided = said.ended == "itself" and said.exit_code in (0, 1) and not said.said
+    return (said.exit_code == 0 if decided else None), f": {words}" if words else ""
 
 
 def shape_of(spec: JobSpec, settings: Settings, program: Program | None = None) -> Shape:

@@ -67,7 +67,7 @@ class Dataset:
     @property
     def title(self) -> str:
         """What was recognised, for people."""
-        return FORMATS[self.format].TITLE
+        return mbpp.title(self.lines.first().fields) if self.format == "mbpp" else FORMATS[self.format].TITLE
 
     def jobs(self) -> Iterator[JobSpec]:
         """Its jobs in the order of the file; the first bad line raises `InvalidJob` with file and line."""

@@ -63,7 +63,7 @@ def _samples(samples: Lines, known: Problems | None) -> Iterator[Sample]:
             return task, known.of(row, task, "problem")
         return _identified(row) if any(name in row.fields for name in IDS) else place, row.fields
 
-    return numbered(samples, problem, _candidates)
+    return numbered(samples, problem, lambda row: candidates(row, SINGLE, SEVERAL))
 
 
 def _identified(row: Row) -> str:
@@ -71,12 +71,6 @@ def _identified(row: Row) -> str:
     if not isinstance(task, str | int):
         raise InvalidJob(f"{row.place}: one of {', '.join(IDS)} must be a string or a number")
     return str(task)
-
-
-def _candidates(row: Row) -> list[str]:
-    if any(row.fields.get(name) is not None for name in (*SINGLE, *SEVERAL[:-1])):
-        return candidates(row, SINGLE, SEVERAL)
-    return _solutions(row) or candidates(row, SINGLE)
 
 
 def _solutions(row: Row) -> list[str]:

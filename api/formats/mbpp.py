@@ -18,6 +18,7 @@ from schemas.result import Result
 TITLE = "MBPP samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 3, "wall_seconds": 6}
 _DEFINED, _CALL = re.compile(r"^(?:def|class)\s+([A-Za-z_]\w*)", re.MULTILINE), re.compile(r"\b([A-Za-z_]\w*)\s*\(")
+CANDIDATES = ("completion", "solution", "generation", "code")
 ASK = "MBPP's problems are needed: --problems mbpp.jsonl"
 
 
@@ -25,7 +26,15 @@ def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> boo
     """Whether there is a list of asserts, or at least the name of such a task."""
     if problem is not None:
         return "test_list" in problem and "generations" not in sample
-    return "test_list" in sample or str(sample.get("task_id")).lower().startswith("mbpp/")
+    task = sample.get("task_id")
+    named = str(task).lower().startswith("mbpp/") or (type(task) is int and "code" not in sample)
+    return named or "test_list" in sample
+
+
+def title(sample: Mapping[str, Any]) -> str:
+    """Whether it is samples that are run, or what the file itself brings."""
+    given = any(sample.get(name) is not None for name in CANDIDATES[:-1])
+    return TITLE if given or "test_list" not in sample else "MBPP's own code, since the rows have no completion"
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
@@ -58,7 +67,7 @@ def program(problem: Mapping[str, Any], code: str) -> dict[str, str | None]:
     classes. What is asked for is what the problem's own code defines and its asserts call; one is called `sum`."""
     imports = "".join(f"{line}\n" for line in problem.get("test_imports") or ())
     setup = problem.get("test_setup_code")
-    check = "\n".join([*([setup] if setup else []), *problem["test_list"]])
+    check = imports + "\n".join([*([setup] if setup else []), *problem["test_list"]])
     called = _CALL.findall(check)
     asked = [name for name in _DEFINED.findall(str(problem.get("code", ""))) if name in called]
     return {"code": imports + code, "check": check, "entry_point": asked[0] if asked else None}
@@ -92,4 +101,4 @@ def _samples(samples: Lines, problems: Lines | None) -> Iterator[Sample]:
         found = row.fields if known is None else known.of(row, number)
         return found["task_id"], found
 
-    return numbered(samples, problem, lambda row: candidates(row, ("completion", "solution", "generation", "code")))
+    return numbered(samples, problem, lambda row: candidates(row, CANDIDATES))

@@ -96,7 +96,7 @@ def _labels(fields: dict[str, Any]) -> None:
 
 def _tests(fields: dict[str, Any]) -> None:
     tests = fields.pop("tests")
-    _need(isinstance(tests, list), "tests: a list is needed")
+    _need(isinstance(tests, list) and len(tests) > 0, "tests: a list of at least one is needed")
     _need(not fields.keys() & {"check", "cases"}, "tests: the row has check or cases too; give one of them")
     checks: list[str] = []
     cases: list[Case] = []

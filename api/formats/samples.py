@@ -68,7 +68,8 @@ def text(row: Row, name: str) -> str:
     value = row.fields.get(name)
     if not isinstance(value, str):
         hint = "; repeat task_id for several samples" if isinstance(value, list) else ""
-        raise InvalidJob(f'{row.place}: "{name}" must be a string{hint}')
+        wrong = "must be a string" if name in row.fields else "is missing; it must be a string"
+        raise InvalidJob(f'{row.place}: "{name}" {wrong}{hint}')
     return value
 
 

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from schemas.errors import EvalpoolError, NoSandbox, SandboxLost
@@ -19,6 +19,8 @@ log = logging.getLogger("evalpool.pool")
 REFILL_PAUSE = 2.0
 """Seconds between tries to make a sandbox in the background when that fails."""
 CLOSE_SECONDS = 5.0
+ALONE_SECONDS = 10.0
+"""How long slots may stand idle for the sake of one job that is to run alone."""
 
 
 class PoolClosed(EvalpoolError):  # noqa: N818
@@ -55,8 +57,8 @@ class Pool:
 
     @asynccontextmanager
     async def lend(self, shape: Shape, *, fresh: bool = False, alone: bool = False) -> AsyncIterator[Sandbox]:
-        """A sandbox of this shape, for one run; `alone`: while no other one is lent. An exception in the body destroys
-        it."""
+        """A sandbox of this shape, for one run; `alone`: while no other one is lent, if that comes about in time. An
+        exception in the body destroys it."""
         async with self._every_slot() if alone else self._slots:
             sandbox = await self._take(shape, fresh)
             self.counts["lent"] += 1
@@ -71,8 +73,11 @@ class Pool:
     @asynccontextmanager
     async def _every_slot(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as held, self._alone:
-            for _ in range(self._size - 1):
-                await held.enter_async_context(self._slots)
+            await held.enter_async_context(self._slots)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ALONE_SECONDS):
+                    for _ in range(self._size - 2):
+                        await held.enter_async_context(self._slots)
             yield
 
     def stop_lending(self) -> None:

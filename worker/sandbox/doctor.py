@@ -8,7 +8,9 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException, ImageNotFound
 
+from schemas.job import LANGUAGES
 from schemas.settings import settings
+from worker.sandbox.images import installed
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,30 @@ def examine() -> list[Finding]:
         remedy = "start it (`deploy/setup docker` installs and starts one), or set DOCKER_HOST to one that runs"
         return [Finding("docker engine", False, str(error).splitlines()[0][:200], remedy)]
     with closing(client):
-        return [Finding("docker engine", True, str(info["ServerVersion"])), *_engine(client, info), *_kernel()]
+        engine = Finding("docker engine", True, str(info["ServerVersion"]))
+        return [engine, *_images(client), *_engine(info), *_kernel()]
 
 
-def _engine(client: docker.DockerClient, info: dict[str, object]) -> Iterator[Finding]:
+def _images(client: docker.DockerClient) -> Iterator[Finding]:
     name = settings().image
+    known = {image.tag: image for image in installed()}
     try:
         image = client.images.get(name)
-        yield Finding("sandbox image", True, f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e6:.0f} MB")
+        runs = f": {known[name].languages}" if name in known else ""
+        yield Finding("sandbox image", True, f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e6:.0f} MB{runs}")
     except ImageNotFound:
         yield Finding("sandbox image", False, f"{name} is missing", "evalpool images build")
+    for tag, other in known.items():
+        if tag != name:
+            size = f"{other.size_bytes / 1e6:.0f} MB"
+            yield Finding("another image", True, f"{tag} {other.id[7:19]}, {size}: {other.languages}")
+    if not any(tag.startswith("evalpool/code:") for tag in known):
+        yield Finding("another image", True, "for languages besides Python and bash: evalpool images build code")
+    tools = "; ".join(f"{tool}: {', '.join(languages)}" for tool, languages in LANGUAGES.items())
+    yield Finding("tools", True, tools)
+
+
+def _engine(info: dict[str, object]) -> Iterator[Finding]:
     security = " ".join(str(option) for option in info.get("SecurityOptions") or ())  # type: ignore[attr-defined]
     yield Finding("seccomp", "seccomp" in security, security or "none", "use an engine built with seccomp")
     for limit, key in (("memory limit", "MemoryLimit"), ("process limit", "PidsLimit"), ("cpu limit", "CpuCfsQuota")):

@@ -74,7 +74,10 @@ class Engine:
             if "executable file not found" in str(error):
                 raise NoAgent(str(error.explanation)) from error
             if isinstance(error, ImageNotFound):
-                raise SetupError(f"{error.explanation}; `evalpool images build` makes the standard one") from error
+                raise SetupError(
+                    f"{error.explanation}; `evalpool images build` makes evalpool/python:3.11, "
+                    "`evalpool images build code` makes evalpool/code:12"
+                ) from error
             raise SandboxLost(f"Docker: {error}") from error
         except (DockerException, requests.RequestException, OSError) as error:
             raise SandboxLost(f"Docker: {error}") from error

@@ -57,8 +57,9 @@ class Image:
     @property
     def languages(self) -> str:
         """What it runs besides shell programs, for people."""
-        versions = ({"python": self.python} if self.python else {}) | self.toolchains
-        return ", ".join(f"{name} ({version})" for name, version in versions.items()) or "shell only"
+        tools = ({"python": f"python {self.python}"} if self.python else {}) | self.toolchains
+        named = (tool if tool.startswith(f"{name} ") else f"{name} ({tool})" for name, tool in tools.items())
+        return ", ".join(named) or "shell only"
 
 
 class _Recipe(BaseModel):
@@ -70,7 +71,7 @@ class _Recipe(BaseModel):
     packages: list[str]
     python: str | None = None
     check: list[str] = []
-    """A command; it gets the names of the toolchains as arguments and prints their versions as JSON, if there are any."""
+    """A command. With toolchains, it gets their names as arguments and prints their versions as JSON."""
     toolchains: dict[str, list[str]] = {}
     """Name → packages, on top of those that are always there."""
 
@@ -239,7 +240,7 @@ def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> dict[
         network_mode="none",
         user="65534:65534",
         read_only=True,
-        tmpfs={"/tmp": "exec,size=512m"},  # noqa: S108 - the container's own
+        tmpfs={"/tmp": "exec,size=512m"},
     )
     try:
         trial.start()
@@ -250,7 +251,8 @@ def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> dict[
     finally:
         trial.remove(force=True)
     if code:
-        engine.images.remove(image_id)
+        with suppress(APIError):  # the Dockerfile may have given the same once more, and an image in use stands on it
+            engine.images.remove(image_id)
         raise ImageBuildFailed(f"The new image fails the check in {recipe.folder}/recipe.toml:\n{_tail(said)}")
     return {VERSIONS_LABEL: found.strip()} if recipe.toolchains else {}
 

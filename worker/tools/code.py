@@ -10,27 +10,29 @@ from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, fil
 
 CALL = """
 
-import json as _json, os as _os, sys as _sys
+import json as _json, os as _os, re as _re, sys as _sys
 _answer = _os.dup(1)
 _os.dup2(2, 1)  # what the function prints is not its answer
+_sys.stdout.flush()
+_sys.stdout = _sys.stderr
 _arguments = [
     {int(key): value for key, value in each.items()}
-    if isinstance(each, dict) and each and all(key.lstrip("-").isdigit() for key in each) else each
+    if %s and isinstance(each, dict) and each and all(_re.fullmatch("-?[0-9]+", key) for key in each) else each
     for each in _json.load(_sys.stdin)
 ]
-_home = Solution() if isinstance(globals().get("Solution"), type) else _sys.modules["__main__"]
+_home = Solution() if hasattr(globals().get("Solution"), "%s") else _sys.modules["__main__"]
 _value = getattr(_home, "%s")(*_arguments)
-_sys.stdout.flush()
 _text = _json.dumps(_value, default=lambda odd: odd.tolist() if hasattr(odd, "tolist") else repr(odd))
 while _text:
     _text = _text[_os.write(_answer, _text.encode()) :]
 """
-"""Put behind a program whose function is called: arguments come as a JSON list (which makes numbers that were keys of
-a dictionary texts), the value goes as JSON. The program may tamper with all of this: it would only forge its own
-answer, and what is expected is not in here."""
+"""Put behind a program whose function is called: arguments come as a JSON list, the value goes as JSON. Numbers that
+were keys of a dictionary have become texts by that; APPS, whose comparator is `json:unwrap`, wants them back. The
+program may tamper with all of this: it would only forge its own answer, and what is expected is not in here."""
 
-_IMPORT = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
-_PATCH = re.compile(r"\b(?:setattr|patch|mock|reload)\b|^[ \t]*\w+\.\w+[ \t]*=[^=]", re.MULTILINE)
+_IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:import[ \t]+([^\n;#]+)|from[ \t]+([\w.]+)[ \t]+import\b)", re.MULTILINE)
+_PATCH = re.compile(r"\b(?:setattr|patch|mock|reload|monkeypatch)\b")
+_ASSIGNED = re.compile(r"^[ \t]*(\w+)(?:\.\w+)+[ \t]*=[^=]", re.MULTILINE)
 """Signs that a check replaces functions itself."""
 
 
@@ -43,7 +45,10 @@ class MultiCodeExecutor(Tool):
         language = LANGUAGES[spec.runs]
         given = spec if case is None else case
         check = spec.check or ""
-        code = spec.code + (CALL % spec.entry_point if spec.entry_point and spec.cases else "")
+        code = spec.code
+        if spec.entry_point and case is not None:
+            code += CALL % (case.comparator == "json:unwrap", spec.entry_point, spec.entry_point)
+        tools = _imports(check)
         run = tuple(filled(word, spec) for word in language.run)
         return Program(
             code=code.encode() if compiled is None else compiled,
@@ -54,8 +59,8 @@ class MultiCodeExecutor(Tool):
             env=language.env | spec.env,
             files=_files(spec),
             check=None if spec.check is None else check.encode(),
-            tools=tuple(dict.fromkeys(_IMPORT.findall(check))),
-            guarded=_PATCH.search(check) is None,
+            tools=tools,
+            guarded=not _PATCH.search(check) and {*tools, "builtins"}.isdisjoint(_ASSIGNED.findall(check)),
             subject=spec.entry_point,
             limits=spec.limits,
         )
@@ -88,6 +93,16 @@ class ShellExecutor(MultiCodeExecutor):
     """Runs a bash script."""
 
     name = "shell_executor"
+
+
+def _imports(check: str) -> tuple[str, ...]:
+    """The modules that a check imports, and those that they are in."""
+    found: dict[str, None] = {}
+    for several, one in _IMPORT.findall(check):
+        for name in re.findall(r"[\w.]+", re.sub(r"\bas\s+\w+", "", several or one)):
+            parts = name.split(".")
+            found |= dict.fromkeys(".".join(parts[: length + 1]) for length in range(len(parts)))
+    return tuple(found)
 
 
 def _files(spec: JobSpec) -> dict[str, bytes]:

@@ -14,6 +14,8 @@ VERSION = 1
 """Of all comparators: it is raised when one of them comes to decide otherwise, and stored with every result."""
 _WORD = re.compile(r"\S+")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
+"""Not all that Python would take for one: `1_0` and digits of other scripts are text."""
 
 
 def agrees(comparator: str, got: bytes, expected: str) -> bool:
@@ -38,13 +40,18 @@ def agrees(comparator: str, got: bytes, expected: str) -> bool:
 def _values_agree(text: str, expected: str, *, unwrap: bool) -> bool:
     """Whether two JSON texts have equal values; unwrapped: or the one is the only element of the other."""
     try:
-        got, wanted = json.loads(text), json.loads(expected)
+        got, wanted = (json.loads(each, parse_int=_whole) for each in (text, expected))
     except (ValueError, RecursionError):
         return False
     try:
         return bool(got == wanted or (unwrap and isinstance(wanted, list) and len(wanted) == 1 and got == wanted[0]))
     except RecursionError:
         return False
+
+
+def _whole(digits: str) -> int | str:
+    """Python converts no more than 4,300 digits; longer ones are equal if they look so."""
+    return int(digits) if len(digits) < 4000 else digits
 
 
 def _words(text: str) -> Iterator[str]:
@@ -64,10 +71,9 @@ def _close(got: str | None, expected: str | None, relative: float, absolute: flo
         return False
     if _INTEGER.fullmatch(got) and _INTEGER.fullmatch(expected):
         return Decimal(got) == Decimal(expected)  # of any length, and never as floats
-    try:
-        one, other = float(got), float(expected)
-    except ValueError:
+    if not (_NUMBER.fullmatch(got) and _NUMBER.fullmatch(expected)):
         return got == expected
+    one, other = float(got), float(expected)
     if not math.isfinite(other):
         return got == expected and not math.isnan(other)
     return math.isfinite(one) and abs(one - other) <= max(absolute, relative * abs(other))
@@ -85,7 +91,7 @@ def _line_agrees(got: str, expected: str) -> bool:
         return True
     try:
         return all(
-            None not in pair and Decimal(pair[0]) == Decimal(pair[1])
+            None not in pair and all(map(_NUMBER.fullmatch, pair)) and Decimal(pair[0]) == Decimal(pair[1])
             for pair in zip_longest(_words(got), _words(expected))
         )
     except InvalidOperation:

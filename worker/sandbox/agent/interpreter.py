@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAIN = "/box/main.py"
 READY = b"ready "
 """What the harness says when the program has run: only then is the check put into the pipe."""
+SOLUTION = "solution"
+"""The name of a program of which a function is asked for: `if __name__ == "__main__":` is for scripts."""
 FREE = ("print", "input", "open", "help", "exit", "quit", "copyright", "credits", "license")
 """Builtins that a check may well replace, and that decide nothing."""
 NAMES = frozenset(name for name in dir(builtins) if name not in FREE and not name.startswith("__"))
@@ -54,7 +56,11 @@ def run(
     main = _enter(world or prepare(), args)
     space, stage, code = vars(main), 0, 0
     kept, modules, loaded = _tools(tools) if sealed >= 0 else ((), (), {})
-    common, names = builtins, NAMES
+    common, names, type_, str_ = builtins, NAMES, type, str
+    holders = tuple(vars(module) for _, module in modules)
+    if subject:  # a function is asked for, so this is no script: what it would do as one is not wanted
+        space["__name__"] = SOLUTION
+        sys.modules[SOLUTION] = main
     exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
     from_bytes, settrace, setprofile, leave = int.from_bytes, sys.settrace, sys.setprofile, os._exit
     try:
@@ -69,6 +75,11 @@ def run(
             setprofile(None)
             stage = 2
             write(report, READY)
+            for holder in (space, *holders):
+                for name in holder:
+                    if type_(name) is not str_:  # a name that equals whatever is asked for
+                        write(report, b"tampered")
+                        leave(1)
             for holder, name, value, text in kept:
                 if name not in holder or holder[name] is not value:
                     holder[name] = value
@@ -83,6 +94,11 @@ def run(
             while size_of(data) < size:
                 data += read(sealed, size - size_of(data)) or leave(1)
             exec_(compile_(data, "/box/check.py", "exec", dont_inherit=True), space)
+            for holder in holders:
+                for name in holder:
+                    if type_(name) is not str_:
+                        write(report, b"tampered")
+                        leave(1)
             for holder, name, value, text in kept if guarded else ():
                 if name not in holder or holder[name] is not value or (text and value.__code__ is not text):
                     write(report, b"tampered")
