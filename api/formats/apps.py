@@ -21,7 +21,7 @@ TITLE = "APPS samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 4, "wall_seconds": 8}
 IDS = ("task_id", "problem_id", "question_id", "id")
 SINGLE = ("completion", "generation", "code", "solution")
-SEVERAL = ("completions", "generations", "code_list", "solutions")
+SEVERAL = ("completions", "generations", "code_list")
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:

@@ -68,8 +68,8 @@ def text(row: Row, name: str) -> str:
     value = row.fields.get(name)
     if not isinstance(value, str):
         hint = "; repeat task_id for several samples" if isinstance(value, list) else ""
-        wrong = "must be a string" if name in row.fields else "is missing; it must be a string"
-        raise InvalidJob(f'{row.place}: "{name}" {wrong}{hint}')
+        hint = hint if name in row.fields else ", and is missing"
+        raise InvalidJob(f'{row.place}: "{name}" must be a string{hint}')
     return value
 
 

@@ -64,8 +64,6 @@ CANDIDATES = [
     ({"completions": ["a", "b"]}, ["a", "b"]),
     ({"generations": ["a", "b"], "solutions": ["z"]}, ["a", "b"]),
     ({"code_list": ["a", "b"]}, ["a", "b"]),
-    ({"solutions": ["a", "b"]}, ["a", "b"]),
-    ({"solutions": '["a", "b"]'}, ["a", "b"]),
 ]
 
 
@@ -107,7 +105,7 @@ WRONG: list[tuple[Any, str]] = [
     (row({"inputs": [[1]], "outputs": ["1"], "fn_name": "a b"}, completion=""), "entry_point"),
     (row(STDIN), '"completion" must be a string'),
     (row(STDIN, solutions=""), '"completion" must be a string'),
-    (row(STDIN, solutions="["), '"solutions" is not JSON'),
+    (row(STDIN, solutions='["right"]', generated="wrong"), '"completion" must be a string, and is missing'),
     (row(STDIN, completions=[1]), '"completions" must be a list of strings'),
 ]
 

@@ -74,7 +74,7 @@ def test_the_result_file_groups_samples_by_task(tmp_path: Path, problems: str) -
     assert file == tmp_path / "samples_eval_results.json"
     found = json.loads(file.read_text())
     assert list(found) == ["date", "hash", "eval", "pass_at_k"]
-    assert found["pass_at_k"] == {"base": {"pass@1": 0.5}, "plus": {"pass@1": 0.5}}
+    assert found["pass_at_k"] == {"plus": {"pass@1": 0.5}}
     assert list(found["eval"]) == ["Toy/0", "Toy/1"]
     assert [entry["solution"] for entry in found["eval"]["Toy/0"]] == ["0", "2", "def double(x):\n    pass"]
     assert [entry["plus_status"] for entry in found["eval"]["Toy/0"]] == ["pass", "timeout", None]
@@ -82,7 +82,7 @@ def test_the_result_file_groups_samples_by_task(tmp_path: Path, problems: str) -
         {
             "task_id": "Toy/1",
             "solution": "1",
-            "base_status": "fail",
+            "base_status": None,  # all tests are in one: which of them failed is not known
             "plus_status": "fail",
             "base_fail_tests": [],
             "plus_fail_tests": [],

@@ -91,7 +91,8 @@ def test_samples_of_a_harness_are_scored_calibrated_repeated_and_shared(tmp_path
         "    return x\n",
         "    import random\n    return 4 if random.random() < 0.5 else 5\n",
     )
-    samples = [{"task_id": "Toy/0", "completion": text} for text in (right, right, wrong, *[flaky] * 6)]
+    samples = [{"task_id": "Toy/0", "completion": text} for text in (right, right, wrong, *[flaky] * 5)]
+    samples.append({"task_id": "Toy/1", "completion": flaky})
     path, out = write(tmp_path / "samples.jsonl", *samples), tmp_path / "out"
 
     def evalpool(*options: str) -> tuple[dict[str, Any], str]:
@@ -101,8 +102,8 @@ def test_samples_of_a_harness_are_scored_calibrated_repeated_and_shared(tmp_path
         return json.loads(stdout), err
 
     once, _ = evalpool()
-    assert once["deduplicated"] == 1 + 5
-    assert (once["tasks"], once["problems"]) == (1, 2)
+    assert once["deduplicated"] == 1 + 5  # both problems have the same tests
+    assert (once["tasks"], once["problems"]) == (2, 2)
     own = [json.loads(line)["passed"] for line in (out / "samples.jsonl_results.jsonl").read_text().splitlines()]
     assert own[:3] == [True, True, False]
 

@@ -77,7 +77,7 @@ async def test_a_function_is_called_and_what_it_prints_is_not_its_answer() -> No
 
 async def test_a_method_of_solution_gets_its_arguments_back_as_they_were() -> None:
     code = "class Solution:\n    def f(self, table, keep):\n        return sorted(table), list(keep)\n"
-    case = Case(json.dumps([{"1": 2, "3": 4}, {"a": 1}]), '[[1, 3], ["a"]]', comparator="json")
+    case = Case(json.dumps([{"1": 2, "-3": 4}, {"a": 1}]), '[[-3, 1], ["a"]]', comparator="json:unwrap")
     (result,) = await run(JobSpec(code=code, entry_point="f", cases=[case]))
     assert result.passed, result.stderr
 
@@ -105,13 +105,21 @@ async def test_a_checker_of_the_jobs_own_decides_where_the_program_never_was() -
     accepted, rejected = await run(*jobs)
     assert (accepted.verdict, rejected.verdict) == (Verdict.PASSED, Verdict.WRONG_ANSWER)
     assert accepted.comparator == "checker/1"
-    assert not [program for program in Watched.programs if program.main == "main.py" and program.files]
+    judged = [program for program in Watched.programs if program.files]
+    assert {program.code for program in judged} == {CHECKER.encode()}
 
 
 async def test_a_checker_that_breaks_is_nobodys_wrong_answer() -> None:
-    spec = JobSpec(code="print('break', end='')", cases=[Case("", "1", comparator="checker")], checker=CHECKER)
+    spec = JobSpec(code="print('break', end='')", cases=[Case("", "break", comparator="checker")], checker=CHECKER)
     with pytest.raises(CheckerFailed, match="checker_failed"):
         await run(spec)
+
+
+async def test_an_output_that_breaks_the_checker_is_the_programs_own_fault() -> None:
+    spec = JobSpec(code="print('break', end='')", cases=[Case("", "1", comparator="checker")], checker=CHECKER)
+    (result,) = await run(spec)
+    assert result.verdict is Verdict.WRONG_ANSWER
+    assert "not on the expected one" in result.detail
 
 
 SLEEPER = "import time; time.sleep(0.6)"
@@ -126,7 +134,7 @@ async def test_a_program_that_others_kept_from_running_is_run_again_alone() -> N
     assert starved.passed
     assert starved.metrics.rerun
     assert all(result.passed and not result.metrics.rerun for result in others)
-    assert [program.patience for program in Watched.programs if program.patience] == [3.0]  # its second run
+    assert [program.patience for program in Watched.programs if program.patience] == [1.2]  # its second run
 
 
 async def test_a_program_that_only_waits_is_not_given_a_second_chance() -> None:

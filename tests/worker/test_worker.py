@@ -20,6 +20,10 @@ pytestmark = [pytest.mark.docker, pytest.mark.redis]
 
 Start = Callable[..., WorkerProcess]
 
+CHECKER = "import sys; got, wanted = (int(open(name).read()) for name in sys.argv[2:]); sys.exit(abs(got - wanted) > 1)"
+SCRIPT = "import sys\ndef f(x): return x + 1\nif __name__ == '__main__': sys.exit(0)\n"
+"""As a script it ends; of a function that is asked for, that is not wanted."""
+
 
 def test_a_job_travels_the_whole_way(start_worker: Start, engine_client: docker.DockerClient) -> None:
     worker = start_worker()
@@ -57,6 +61,24 @@ def test_every_kind_of_job_gets_its_verdict(start_worker: Start) -> None:
         "wrong": (JobSpec(code="def f(): return 2", check="assert f() == 1"), Verdict.WRONG_ANSWER),
         "early": (JobSpec(code="import os; os._exit(0)", check="assert 0"), Verdict.EARLY_EXIT),
         "fresh": (JobSpec(code="pass", isolation="fresh"), Verdict.PASSED),
+        "accepted": (
+            JobSpec(code="print(3)", cases=[Case("", "4", comparator="checker")], checker=CHECKER),
+            Verdict.PASSED,
+        ),
+        "rejected": (
+            JobSpec(code="print(9)", cases=[Case("", "4", comparator="checker")], checker=CHECKER),
+            Verdict.WRONG_ANSWER,
+        ),
+        "evasive": (
+            JobSpec(code="print('x')", cases=[Case("", "4", comparator="checker")], checker=CHECKER),
+            Verdict.WRONG_ANSWER,
+        ),
+        "called": (
+            JobSpec(code=SCRIPT, entry_point="f", cases=[Case("[20]", "21", comparator="json")]),
+            Verdict.PASSED,
+        ),
+        "asked": (JobSpec(code=SCRIPT, entry_point="f", check="assert f(1) == 2"), Verdict.PASSED),
+        "script": (JobSpec(code=SCRIPT, check="assert f(1) == 2"), Verdict.EARLY_EXIT),
         "greedy": (JobSpec(code="x = bytearray(10**9)", limits=Limits(memory_mib=64)), Verdict.MEMORY_LIMIT),
         "slow": (JobSpec(code="while 1: pass", limits=Limits(cpu_seconds=0.5)), Verdict.TIME_LIMIT),
         "loud": (JobSpec(code="while 1: print('x' * 1000)"), Verdict.OUTPUT_LIMIT),
