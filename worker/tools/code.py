@@ -2,6 +2,7 @@
 
 import base64
 import re
+from functools import lru_cache
 
 from schemas.job import Case, JobSpec
 from worker.sandbox.base import Program
@@ -30,6 +31,8 @@ while _text:
 were keys of a dictionary have become texts by that; APPS, whose comparator is `json:unwrap`, wants them back. The
 program may tamper with all of this: it would only forge its own answer, and what is expected is not in here."""
 
+SHORT = 1 << 16
+"""Characters of a check whose habits are remembered: the samples of a problem have the same one."""
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:import[ \t]+([^\n;#]+)|from[ \t]+([\w.]+)[ \t]+import\b)", re.MULTILINE)
 _PATCH = re.compile(r"\b(?:setattr|patch|mock|reload|monkeypatch)\b")
 _ASSIGNED = re.compile(r"^[ \t]*(\w+)(?:\.\w+)+[ \t]*=[^=]", re.MULTILINE)
@@ -48,7 +51,7 @@ class MultiCodeExecutor(Tool):
         code = spec.code
         if spec.entry_point and case is not None:
             code += CALL % (case.comparator == "json:unwrap", spec.entry_point, spec.entry_point)
-        tools = _imports(check)
+        tools, guarded = _habits(check) if len(check) <= SHORT else _habits.__wrapped__(check)
         run = tuple(filled(word, spec) for word in language.run)
         return Program(
             code=code.encode() if compiled is None else compiled,
@@ -60,7 +63,7 @@ class MultiCodeExecutor(Tool):
             files=_files(spec),
             check=None if spec.check is None else check.encode(),
             tools=tools,
-            guarded=not _PATCH.search(check) and {*tools, "builtins"}.isdisjoint(_ASSIGNED.findall(check)),
+            guarded=guarded,
             subject=spec.entry_point,
             limits=spec.limits,
         )
@@ -95,14 +98,15 @@ class ShellExecutor(MultiCodeExecutor):
     name = "shell_executor"
 
 
-def _imports(check: str) -> tuple[str, ...]:
-    """The modules that a check imports, and those that they are in."""
+@lru_cache(maxsize=256)
+def _habits(check: str) -> tuple[tuple[str, ...], bool]:
+    """The modules that a check imports, and those that they are in; and whether it leaves their functions alone."""
     found: dict[str, None] = {}
     for several, one in _IMPORT.findall(check):
         for name in re.findall(r"[\w.]+", re.sub(r"\bas\s+\w+", "", several or one)):
             parts = name.split(".")
             found |= dict.fromkeys(".".join(parts[: length + 1]) for length in range(len(parts)))
-    return tuple(found)
+    return tuple(found), not _PATCH.search(check) and {*found, "builtins"}.isdisjoint(_ASSIGNED.findall(check))
 
 
 def _files(spec: JobSpec) -> dict[str, bytes]:

@@ -27,6 +27,11 @@ SOLUTION = "solution"
 """The name of a program of which a function is asked for: `if __name__ == "__main__":` is for scripts."""
 FREE = ("print", "input", "open", "help", "exit", "quit", "copyright", "credits", "license")
 """Builtins that a check may well replace, and that decide nothing."""
+BUILTINS = tuple(
+    (vars(builtins), name, value, None)
+    for name, value in vars(builtins).items()
+    if callable(value) and name not in FREE
+)
 NAMES = frozenset(name for name in dir(builtins) if name not in FREE and not name.startswith("__"))
 
 
@@ -121,9 +126,9 @@ def run(
 
 def _tools(names: "list[str] | tuple[str, ...]") -> "tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any]]":
     """What checks call, and where it is found: (namespace, name, value, code) of each; the modules; all modules."""
-    kept: list[Any] = []
-    modules: list[Any] = []
-    for module in ("builtins", *names):
+    kept: list[Any] = [*BUILTINS]
+    modules: list[Any] = [("builtins", builtins)]
+    for module in names:
         try:
             space = vars(importlib.import_module(module))
         except Exception:
