@@ -179,13 +179,9 @@ def worker(context: typer.Context) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
+    from api.version import version as installed
 
-    try:
-        typer.echo(installed("evalpool"))
-    except PackageNotFoundError:
-        typer.echo("unknown: evalpool runs from its source, without being installed")
+    typer.echo(installed())
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,12 +4,12 @@ import secrets
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import version
 from itertools import islice
 from typing import Any
 
 from api.connections import store
 from api.handles import BatchHandle, Job
+from api.version import version
 from schemas import twins
 from schemas.errors import InvalidJob, QueueUnavailable
 from schemas.job import JobSpec
@@ -72,11 +72,12 @@ def submit_stream(
     if there:
         _announce_batch(batch_id, store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=batch_id))
     seen: dict[str, str] = {}
+    made = made_by()
     rest, start = islice(specs, there, None), there
     while part := list(islice(rest, PART)):
         digests, leaders = None, {}
         if dedup:
-            digests = [spec.digest(made_by()) for spec in part]
+            digests = [spec.digest(made) for spec in part]
             if len(seen) > SEEN:
                 seen.clear()
             if cache:
@@ -118,7 +119,8 @@ def _spec(job: object) -> JobSpec:
 
 def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool = False) -> str:
     batch_id = _new_id()
-    digests = [spec.digest(made_by()) for spec in specs] if dedup else None
+    made = made_by()
+    digests = [spec.digest(made) for spec in specs] if dedup else None
     stored = store().add_batch(batch_id, specs, name, key, digests)
     if stored == batch_id and not dedup:
         jobs = [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in enumerate(specs)]
@@ -130,7 +132,7 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
 
 def made_by() -> str:
     """What decides results besides the jobs themselves: images that jobs need not name, and our own version."""
-    return f"{settings().image} {settings().code_image} {version('evalpool')}"
+    return f"{settings().image} {settings().code_image} {version()}"
 
 
 def _new_id() -> str:

@@ -4,7 +4,6 @@ import platform
 import time
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from api.formats import Dataset
 from api.handles import BatchHandle
 from api.jobs import made_by, submit_stream
 from api.page import page
+from api.version import version
 from schemas.errors import SetupError
 from schemas.job import JobSpec
 from schemas.limits import Limits
@@ -96,7 +96,7 @@ class Run:
             "problems": self.data.count(),
             "limits": self.data.limits.model_dump() | {"wall_seconds": self.data.limits.wall},
             "image": image,
-            "evalpool": version("evalpool"),
+            "evalpool": version(),
             "submitted_from": f"{platform.node()}, {platform.system()} {platform.release()}, {platform.machine()}",
             "repeat": self.repeat,
         }

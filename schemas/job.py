@@ -182,10 +182,10 @@ class JobSpec(Given):
             raise ValueError(f"code: with its files and cases the job is over {MAX_JOB >> 20} MiB")
         return self
 
-    def digest(self, image: str) -> str:
-        """A hash of all that decides its result, where `image` is the one it runs in if it names none."""
+    def digest(self, made_by: str) -> str:
+        """A hash of all that decides its result: what it says itself, and what it is made by."""
         decisive = self.model_dump_json(exclude=_CARRIED, exclude_defaults=True)
-        return hashlib.sha256(f"{self.image or image}\n{decisive}".encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{made_by}\n{decisive}".encode()).hexdigest()[:32]
 
     @property
     def runs(self) -> str:

@@ -48,12 +48,14 @@ async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Set
     made = await _compiled(spec, pool, artifacts, settings)
     if made is not None and (refused := compiled(made)) is not None:
         return _result(lease, [refused], None, time.monotonic() - began, settings.worker_name)
+    binary = None if made is None else made.stdout
+    shape, patience = shape_of(spec, settings, binary), True
     runs: list[CaseResult] = []
     room = TEXTS * spec.limits.output_bytes
     for index, case in enumerate(spec.cases or (None,)):
-        program = TOOLS[spec.tool].program(spec, case, None if made is None else made.stdout)
-        patience = not any(before.metrics.rerun for before in runs)  # once for a job: it stops the whole worker
-        sandbox, waited, run = await _run(index, case, spec, program, pool, settings, patience=patience)
+        program = TOOLS[spec.tool].program(spec, case, binary)
+        sandbox, waited, run = await _run(index, case, spec, program, shape, pool, settings, patience=patience)
+        patience = patience and not run.metrics.rerun  # once for a job: it stops the whole worker
         run = _within(run, room)
         room -= len(run.stdout) + len(run.stderr)
         runs.append(run)
@@ -96,10 +98,18 @@ async def _compiled(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: S
 
 
 async def _run(
-    index: int, case: Case | None, spec: JobSpec, program: Program, pool: Pool, settings: Settings, *, patience: bool
+    index: int,
+    case: Case | None,
+    spec: JobSpec,
+    program: Program,
+    shape: Shape,
+    pool: Pool,
+    settings: Settings,
+    *,
+    patience: bool,
 ) -> tuple[Sandbox, float, CaseResult]:
     """One case in a sandbox that nothing else is in, and when it got there. With patience, a starved one again."""
-    shape, fresh = shape_of(spec, settings, program), spec.isolation == "fresh"
+    fresh = spec.isolation == "fresh"
     sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
     rerun = outcome is not None and patience and _starved(outcome, spec.limits.wall)
     if rerun:  # the clock ran while others had its CPU: that says nothing about the program
@@ -177,11 +187,15 @@ async def _asked(code: str, files: dict[str, bytes], pool: Pool, settings: Setti
     return (said.exit_code == 0 if decided else None), f": {words}" if words else ""
 
 
-def shape_of(spec: JobSpec, settings: Settings, program: Program | None = None) -> Shape:
-    """The sandbox a job needs; the compiled program of one may be larger than its text."""
+def shape_of(spec: JobSpec, settings: Settings, binary: bytes | None = None) -> Shape:
+    """The sandbox a job needs for all its cases; what was compiled may be larger than its text."""
     stdin = max((len(case.stdin) for case in spec.cases), default=len(spec.stdin))
-    code = len(spec.code) if program is None else len(program.code)
-    held = code + stdin + sum(map(len, spec.files.values())) + len(spec.check or "")
+    held = (
+        len(spec.code if binary is None else binary)
+        + stdin
+        + sum(map(len, spec.files.values()))
+        + len(spec.check or "")
+    )
     return _shape(_image(spec, settings), spec.limits, held + 2 * spec.limits.output_bytes)
 
 

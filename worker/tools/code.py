@@ -1,4 +1,4 @@
-"""The tools that run a program's text: Python in the warm interpreter, shell scripts by bash."""
+"""The tools that run a program's text, and what is compiled before it."""
 
 import base64
 import re
