@@ -71,6 +71,13 @@ def redis_server() -> Iterator[str]:
     process.wait()
 
 
+@pytest.fixture(scope="session")
+def bubblewrap() -> None:
+    """The walls of sandboxes that are no containers."""
+    if shutil.which("bwrap") is None:
+        missing("no bubblewrap here")
+
+
 def answers(client: "redis.Redis") -> bool:
     """Whether it is up."""
     try:

@@ -1,6 +1,7 @@
 """Sandboxes of every kind, for the tests that all kinds must pass."""
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 import docker
 import pytest
@@ -10,6 +11,7 @@ from worker.sandbox.base import Sandbox, Shape
 from worker.sandbox.docker import DockerSandbox
 from worker.sandbox.engine import Engine
 from worker.sandbox.fake import FakeSandbox
+from worker.sandbox.local import LocalSandbox
 
 SHAPE = Shape(Settings.model_fields["image"].default, 128, 32, 16)
 
@@ -30,14 +32,17 @@ async def box(engine: Engine) -> AsyncIterator[DockerSandbox]:
     await sandbox.close()
 
 
-@pytest.fixture(params=["docker", "fake"])
+@pytest.fixture(params=["docker", "local", "fake"])
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A started sandbox of each kind."""
-    made: Sandbox = (
-        FakeSandbox(SHAPE)
-        if request.param == "fake"
-        else DockerSandbox(SHAPE, request.getfixturevalue("engine"), settings=settings())
-    )
+    made: Sandbox
+    if request.param == "docker":
+        made = DockerSandbox(replace(SHAPE, commands=8), request.getfixturevalue("engine"), settings=settings())
+    elif request.param == "local":
+        request.getfixturevalue("bubblewrap")
+        made = LocalSandbox(SHAPE, walls=True)
+    else:
+        made = FakeSandbox(SHAPE)
     await made.start()
     yield made
     await made.close()

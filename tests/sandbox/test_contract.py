@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from schemas import Limits, SandboxLost
-from worker.sandbox.base import Program, Sandbox
+from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Outcome, Program, Sandbox
 
 
 def python(code: str, **more: object) -> Program:
@@ -121,3 +121,127 @@ async def test_closing_ends_a_run(sandbox: Sandbox) -> None:
     await sandbox.close()
     with pytest.raises(SandboxLost):
         await run
+
+
+async def do(sandbox: Sandbox, command: Command, given: bytes = b"") -> tuple[Outcome, dict[int, bytes]]:
+    """A command of a session, to its end; and what it wrote."""
+    said = {STDOUT: b"", STDERR: b"", SIDE: b""}
+
+    def hear(stream: int, data: bytes) -> None:
+        said[stream] += data
+
+    running = sandbox.spawn(command, hear)
+    running.feed(given, last=True)
+    return await running.over, said
+
+
+async def test_a_session_runs_commands_and_keeps_files(sandbox: Sandbox) -> None:
+    outcome, said = await do(sandbox, Command(argv=("sh", "-c", "cat > x; echo out; echo err >&2; exit 3")), b"given")
+    assert (outcome.ended, outcome.exit_code) == ("itself", 3)
+    assert (said[STDOUT], said[STDERR]) == (b"out\n", b"err\n")
+    outcome, said = await do(sandbox, Command(argv=("cat", "x")))
+    assert said[STDOUT] == b"given"
+    code = b"import os, sys; print(open('x').read(), sys.argv[1:], sorted(os.listdir()))"
+    _, said = await do(sandbox, Command(code=code, args=("a",), files={"d/y": b""}))
+    assert said[STDOUT].startswith(b"given ['a'] [")
+    assert b"'d', 'x']" in said[STDOUT]
+    _, said = await do(sandbox, Command(argv=("ls",), cwd="new/folder", files={"z/a": b"", "b": b""}))
+    assert said[STDOUT] == b"b\nz\n"
+    _, said = await do(sandbox, Command(argv=("ls",), cwd="d"))
+    assert said[STDOUT] == b"y\n"
+    assert await sandbox.reset()
+    _, said = await do(sandbox, Command(argv=("ls", "-A")))
+    assert said[STDOUT] == b""
+
+
+async def test_commands_run_side_by_side(sandbox: Sandbox) -> None:
+    meet = "touch $0; until [ -e $1 ]; do sleep 0.01; done; echo met"
+    pairs = [("a", "b"), ("b", "c"), ("c", "a")]
+    ends = await asyncio.gather(*(do(sandbox, Command(argv=("sh", "-c", meet, *pair))) for pair in pairs))
+    assert [said[STDOUT] for _, said in ends] == [b"met\n"] * 3
+
+
+async def test_output_is_heard_while_a_command_runs_and_input_can_wait(sandbox: Sandbox) -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    running = sandbox.spawn(Command(argv=("cat",)), lambda _, data: heard.put_nowait(data))
+    for word in (b"one\n", b"two\n"):
+        running.feed(word)
+        assert await asyncio.wait_for(heard.get(), 30) == word
+    running.feed(b"", last=True)
+    assert (await running.over).exit_code == 0
+
+
+async def test_what_a_command_started_ends_with_it(sandbox: Sandbox) -> None:
+    alive = Command(argv=("sh", "-c", "ps -eo args 2>/dev/null | grep -c '[s]leep 54321'"))
+    started = await do(sandbox, Command(argv=("sh", "-c", "sleep 54321 & sleep 54321 > /dev/null & echo on")))
+    assert started[1][STDOUT] == b"on\n"
+    timed = await do(sandbox, Command(argv=("sh", "-c", "sleep 54321 & sleep 54321"), wall_seconds=0.5))
+    assert timed[0].ended == "wall"
+    assert (await do(sandbox, alive))[1][STDOUT] == b"0\n"
+
+
+async def test_a_command_can_be_interrupted_and_stopped(sandbox: Sandbox) -> None:
+    heard = asyncio.Event()
+    code = b"""
+import time
+try: print('ready', flush=True); time.sleep(1000)
+except KeyboardInterrupt: raise SystemExit(7)
+"""
+    for end in ("interrupt", "stop"):
+        heard.clear()
+        running = sandbox.spawn(Command(code=code, wall_seconds=1000), lambda *_: heard.set())
+        await asyncio.wait_for(heard.wait(), 30)
+        getattr(running, end)()
+        outcome = await asyncio.wait_for(running.over, 30)
+        assert (outcome.ended, outcome.exit_code) == (("itself", 7) if end == "interrupt" else ("stopped", None))
+    running = sandbox.spawn(Command(argv=("sleep", "1000"), wall_seconds=1000), print)
+    running.stop()
+    assert (await asyncio.wait_for(running.over, 30)).ended == "stopped"
+
+
+async def test_a_command_is_stopped_where_it_writes_too_much(sandbox: Sandbox) -> None:
+    outcome, said = await do(sandbox, Command(argv=("yes",), output_bytes=100_000))
+    assert outcome.ended == "output"
+    assert 100_000 < len(said[STDOUT]) < 200_000
+
+
+async def test_a_command_may_have_a_channel_beside_its_output(sandbox: Sandbox) -> None:
+    code = "import os; os.write(3, b'aside'); print('out')"
+    _, said = await do(sandbox, Command(argv=("python3", "-c", code), side=True))
+    assert (said[SIDE], said[STDOUT]) == (b"aside", b"out\n")
+
+
+async def test_a_command_that_is_not_there_is_told_like_in_a_shell(sandbox: Sandbox) -> None:
+    outcome, said = await do(sandbox, Command(argv=("no-such-program",)))
+    assert outcome.exit_code != 0
+    assert b"o such file" in said[STDERR]
+
+
+async def test_its_use_is_seen_while_it_works(sandbox: Sandbox) -> None:
+    heard = asyncio.Event()
+    code = b"data = b'x' * (40 << 20); print(1, flush=True); input()"
+    running = sandbox.spawn(Command(code=code), lambda *_: heard.set())
+    await asyncio.wait_for(heard.wait(), 30)
+    usage = sandbox.usage()
+    assert usage is not None
+    assert usage.memory_bytes > 40 << 20
+    assert usage.processes >= 1
+    running.feed(b"\n", last=True)
+    await running.over
+
+
+async def test_a_reset_ends_a_session_with_all_that_runs(sandbox: Sandbox) -> None:
+    running = sandbox.spawn(Command(argv=("sleep", "1000"), wall_seconds=1000), print)
+    assert await sandbox.reset()
+    assert (await running.over).ended == "stopped"
+    assert (await sandbox.run(python("print(1)"))).stdout == b"1\n"
+
+
+async def test_closing_ends_a_session(sandbox: Sandbox) -> None:
+    running = sandbox.spawn(Command(argv=("sleep", "1000"), wall_seconds=1000), print)
+    await asyncio.sleep(0.2)
+    await sandbox.close()
+    with pytest.raises(SandboxLost):
+        await running.over
+    with pytest.raises(SandboxLost):
+        sandbox.spawn(Command(argv=("true",)), print)

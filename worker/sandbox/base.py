@@ -1,6 +1,8 @@
 """The contract of a sandbox: what goes in, what comes out, and who is to blame."""
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from schemas.limits import Limits
@@ -16,6 +18,11 @@ class Shape:
     disk_mib: int
     extra_mib: int = 0
     """Room for what the agent itself must hold of an unusually large job."""
+    cpus: float = 1.0
+    commands: int = 0
+    """Commands of a session at a time; each has a process of ours that watches it."""
+    home: str = "/box"
+    """Where commands of a session work; jobs work in `/box`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +91,68 @@ class Outcome:
         )  # fmt: skip
 
 
+STDOUT, STDERR, SIDE = 1, 2, 3
+"""The streams of a command."""
+Hear = Callable[[int, bytes], None]
+"""Told of output as it comes: of which stream, and what."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One command of a session."""
+
+    argv: tuple[str, ...] = ()
+    """Empty: `code`, in the warm Python interpreter."""
+    code: bytes = b""
+    """A Python program."""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Written before it starts, and left there; relative to the folder it runs in."""
+    cwd: str = ""
+    """The folder it runs in, relative to the sandbox's home."""
+    side: bool = False
+    """It gets descriptor 3 to say something on that is not output."""
+    wall_seconds: float = 30.0
+    output_bytes: int = 16 << 20
+    """Of each stream: the command is stopped where it writes more."""
+
+
+class Running(ABC):
+    """A command under way. Whatever it started ends with it."""
+
+    def __init__(self) -> None:
+        self.over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        """How it ended, as `ended` says: `itself`, `wall`, `output`, or `stopped`. `SandboxLost`, if the sandbox did.
+        Its output has been heard by then, and is not in here."""
+        self.over.add_done_callback(lambda over: over.cancelled() or over.exception())
+
+    @abstractmethod
+    def feed(self, data: bytes, *, last: bool = False) -> None:
+        """Input for it; after the last, its standard input ends."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """As Control-C would."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End it at once."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a sandbox uses at one moment, all its processes together."""
+
+    cpu_seconds: float
+    memory_bytes: int
+    processes: int
+
+
 class Sandbox(ABC):
-    """One place to run programs in, one at a time.
+    """One place to run programs in, one at a time; or, in a session, several commands side by side.
+
+    A session begins with the first command and ends with the next reset: until then, files stay.
 
     What a program does is an `Outcome`, whatever it is. `SandboxLost` means that the sandbox itself failed: it must be
     closed, and the run says nothing about the program.
@@ -112,6 +179,14 @@ class Sandbox(ABC):
     @abstractmethod
     async def run(self, program: Program) -> Outcome:
         """Run one program under its limits, to the death of its last process."""
+
+    @abstractmethod
+    def spawn(self, command: Command, hear: Hear) -> Running:
+        """Start a command; its output is heard while it runs."""
+
+    @abstractmethod
+    def usage(self) -> Usage | None:
+        """What it uses now, where that can be seen."""
 
     @abstractmethod
     async def reset(self) -> bool:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from worker.sandbox.base import Usage
+
 ROOT = Path("/sys/fs/cgroup")
 
 
@@ -43,6 +45,7 @@ class Cgroup:
                 self._peak = _open(unified / "memory.peak", os.O_RDWR)
             else:
                 raise OSError("no memory controller")
+            self._pids = _open(paths.get("pids", unified or ROOT) / "pids.current")
         except BaseException:
             self.close()
             raise
@@ -63,6 +66,11 @@ class Cgroup:
             peak_bytes=int(os.pread(self._peak, 64, 0)),
         )
 
+    def usage(self) -> Usage:
+        """Now, for people."""
+        memory, processes = int(os.pread(self._memory, 64, 0)), int(os.pread(self._pids, 64, 0))
+        return Usage(self.read().cpu_seconds, memory, processes)
+
     def unthrottle(self) -> None:
         """Lift the CPU quota: a crowd of processes that fights for memory under it can take minutes to kill."""
         with suppress(OSError):
@@ -70,7 +78,7 @@ class Cgroup:
 
     def close(self) -> None:
         """Let go of the files; the kernel removes the directory with the container."""
-        for name in ("_cpu", "_oom", "_memory", "_peak"):
+        for name in ("_cpu", "_oom", "_memory", "_peak", "_pids"):
             fd = self.__dict__.pop(name, None)
             if fd is not None:
                 os.close(fd)

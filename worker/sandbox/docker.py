@@ -13,9 +13,10 @@ from schemas.errors import SandboxKilled, SandboxLost, SetupError
 from schemas.settings import Settings
 from worker.sandbox import agent, cgroup
 from worker.sandbox.agent.wire import pack
-from worker.sandbox.base import Outcome, Program, Sandbox, Shape
+from worker.sandbox.base import Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
 from worker.sandbox.engine import OWNER, Engine, owner
-from worker.sandbox.hardening import CPUS, options
+from worker.sandbox.hardening import options
+from worker.sandbox.session import Session, count, seconds, small
 from worker.sandbox.stream import Reply, Stream
 
 START_SECONDS = 60.0
@@ -46,6 +47,7 @@ class DockerSandbox(Sandbox):
         self._request = 0
         self._clean: Reply | None = None
         """The agent's second reply to a run: whether the sandbox is as at birth."""
+        self._session: Session | None = None
         self._born = 0
         self._closing = False
 
@@ -61,8 +63,9 @@ class DockerSandbox(Sandbox):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
+            home, environment = self.shape.home, ENVIRONMENT | {"HOME": self.shape.home}
             uid, preload = FIRST_UID + secrets.randbelow(UIDS), [*agent.USUAL, *self._settings.preload]
-            self._stream.send(agent.first_frame({"uid": uid, "preload": preload, "env": ENVIRONMENT}))
+            self._stream.send(agent.first_frame({"uid": uid, "preload": preload, "env": environment, "home": home}))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
@@ -83,8 +86,7 @@ class DockerSandbox(Sandbox):
     async def run(self, program: Program) -> Outcome:
         self._request += 1
         self.uses += 1
-        limits = program.limits
-        cold = self._settings.interpreter == "cold" or any(name.startswith("PYTHON") for name in program.env)
+        limits, cold = program.limits, self._cold(program.env)
         argv = program.argv or (COLD if cold else ())
         given = b""
         if argv or program.args or program.env or program.files:
@@ -94,7 +96,8 @@ class DockerSandbox(Sandbox):
         request: dict[str, Any] = {
             "id": self._request,
             "main": program.main,
-            "limits": limits.model_dump() | {"wall_seconds": limits.wall, "cpus": CPUS, "patience": program.patience},
+            "limits": limits.model_dump()
+            | {"wall_seconds": limits.wall, "cpus": self.shape.cpus, "patience": program.patience},
             "checked": program.check is not None,
             "tools": program.tools,
             "guarded": program.guarded,
@@ -124,7 +127,23 @@ class DockerSandbox(Sandbox):
             outcome = await self._autopsy(lost, before, time.monotonic() - started)
         return outcome if before is None else self._corrected(outcome, before)
 
+    def spawn(self, command: Command, hear: Hear) -> Running:
+        if self._session is None:
+            self._request += 1
+            self._clean = None
+            self._session = Session(self._stream, self._request, self.shape)
+        self.uses += 1
+        return self._session.spawn(command, hear, cold=self._cold(command.env))
+
+    def usage(self) -> Usage | None:
+        with suppress(OSError):  # the container is gone
+            return self._cgroup.usage() if self._cgroup is not None else None
+        return None
+
     async def reset(self) -> bool:
+        if self._session is not None:
+            session, self._session = self._session, None
+            return await session.close()
         if self._clean is None or not self.alive:
             return self.alive
         try:
@@ -144,10 +163,13 @@ class DockerSandbox(Sandbox):
             with suppress(SandboxLost):  # then it is the sweeper's
                 await self._engine.call(self._engine.remove, self.id)
 
+    def _cold(self, env: dict[str, str]) -> bool:
+        return self._settings.interpreter == "cold" or any(name.startswith("PYTHON") for name in env)
+
     def _outcome(self, reply: dict[str, Any], body: bytes, cap: int, token: str) -> Outcome:
         """The reply, believed only where it is possible."""
         try:
-            stdout, stderr = _count(reply, "stdout"), _count(reply, "stderr")
+            stdout, stderr = count(reply, "stdout"), count(reply, "stderr")
             if reply["id"] != self._request or stdout + stderr != len(body) or max(stdout, stderr) > cap:
                 raise ValueError("id or sizes")
             if reply["ended"] not in ("itself", "cpu", "wall", "output"):
@@ -158,20 +180,20 @@ class DockerSandbox(Sandbox):
             said = said.removeprefix("ready ")
             return Outcome(
                 ended=reply["ended"],
-                exit_code=_small(reply, "exit_code"),
-                signal=_small(reply, "signal"),
+                exit_code=small(reply, "exit_code"),
+                signal=small(reply, "signal"),
                 checked=bool(token) and said == f"checked {token}",
                 said=said if said in WORDS else "",
                 stdout=body[:stdout],
                 stderr=body[stdout:],
-                stdout_total=_count(reply, "stdout_total"),
-                stderr_total=_count(reply, "stderr_total"),
-                wall_seconds=_seconds(reply, "wall_seconds"),
-                cpu_seconds=_seconds(reply, "cpu_seconds"),
-                delay_seconds=_seconds(reply, "delay_seconds"),
-                memory_bytes=_count(reply, "memory_bytes"),
-                oom_kills=_count(reply, "oom_kills"),
-                processes=_count(reply, "processes"),
+                stdout_total=count(reply, "stdout_total"),
+                stderr_total=count(reply, "stderr_total"),
+                wall_seconds=seconds(reply, "wall_seconds"),
+                cpu_seconds=seconds(reply, "cpu_seconds"),
+                delay_seconds=seconds(reply, "delay_seconds"),
+                memory_bytes=count(reply, "memory_bytes"),
+                oom_kills=count(reply, "oom_kills"),
+                processes=count(reply, "processes"),
             )
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent's reply is not possible ({error})") from None
@@ -211,21 +233,3 @@ class DockerSandbox(Sandbox):
             memory_bytes=max(outcome.memory_bytes, after.peak_bytes - before.base_bytes if moved else 0),
             oom_kills=after.oom_kills - before.oom_kills,
         )
-
-
-def _count(reply: dict[str, Any], name: str) -> int:
-    value = reply[name]
-    if type(value) is not int or not 0 <= value < 1 << 62:
-        raise ValueError(name)
-    return value
-
-
-def _small(reply: dict[str, Any], name: str) -> int | None:
-    return None if reply[name] is None else _count(reply, name) & 0xFF
-
-
-def _seconds(reply: dict[str, Any], name: str) -> float:
-    value = reply[name]
-    if type(value) not in (int, float) or not 0 <= value < 1e9:
-        raise ValueError(name)
-    return float(value)

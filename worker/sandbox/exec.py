@@ -14,12 +14,12 @@ import time
 from contextlib import suppress
 from signal import SIGKILL
 
-from schemas.errors import SandboxLost
+from schemas.errors import SandboxLost, SetupError
 from worker.sandbox import cgroup
-from worker.sandbox.base import Outcome, Program, Sandbox, Shape
+from worker.sandbox.base import Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
 from worker.sandbox.docker import ENVIRONMENT, FIRST_UID, UIDS
 from worker.sandbox.engine import OWNER, Engine, owner
-from worker.sandbox.hardening import CPUS, options
+from worker.sandbox.hardening import options
 from worker.sandbox.stream import Demultiplexer
 
 log = logging.getLogger("evalpool.sandbox")
@@ -82,6 +82,12 @@ class ExecSandbox(Sandbox):
         begin = BEGIN.format(blocks=program.limits.file_mib * 2048)
         return await self._exec(["sh", "-c", begin, "sh", *argv, *program.args], program.env, program.stdin, program)
 
+    def spawn(self, command: Command, hear: Hear) -> Running:
+        raise SetupError(f"the image {self.shape.image} has no Python, which a session needs")
+
+    def usage(self) -> Usage | None:
+        return self._cgroup.usage() if self._cgroup is not None else None
+
     async def reset(self) -> bool:
         return False
 
@@ -126,7 +132,7 @@ class ExecSandbox(Sandbox):
             cpu = self._cgroup.read().cpu_seconds - before.cpu_seconds if self._cgroup and before else 0.0
             if output.exceeded:
                 ended = "output"
-            elif cpu >= limits.cpu_seconds * CPUS:
+            elif cpu >= limits.cpu_seconds:
                 ended = "cpu"
             elif time.monotonic() - started > limits.wall:
                 ended = "wall"

@@ -11,8 +11,6 @@ CAPABILITIES = ["SETUID", "SETGID", "KILL"]
 """All the agent has: to become the job's user and group, and to end its processes. Jobs have none."""
 RUNTIME_THREADS = 128
 """What a runtime such as gVisor starts for itself in the sandbox's cgroup; there the job's own limit counts alone."""
-CPUS = 1
-"""CPUs of one sandbox."""
 
 
 def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) -> dict[str, Any]:
@@ -51,8 +49,8 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
             "Memory": memory,
             "MemorySwap": memory,  # the same: no swap
             "OomScoreAdj": 500,
-            "PidsLimit": shape.processes + 1 + (RUNTIME_THREADS if runtime else 0),  # and the agent
-            "NanoCpus": CPUS * 1_000_000_000,
+            "PidsLimit": shape.processes + 1 + shape.commands + (RUNTIME_THREADS if runtime else 0),  # and the agent
+            "NanoCpus": int(shape.cpus * 1_000_000_000),
             "CpuShares": 256,
             "Tmpfs": _places(shape),
             "Ulimits": [
@@ -71,11 +69,13 @@ def _places(shape: Shape) -> dict[str, str]:
     else a program could fill them up and leave the agent no room to breathe.
     """
     share = max(1, shape.memory_mib // 8)
-    places = (
+    places: tuple[tuple[str, str, int, int], ...] = (
         ("/box", "exec", min(shape.disk_mib, 6 * share), 8192),
         ("/tmp", "noexec", min(16, share), 2048),
         ("/dev/shm", "noexec", min(8, share), 1024),
     )
+    if shape.home != "/box":
+        places = (*places, (shape.home, *places[0][1:]))
     return {
         path: f"rw,{exec_},nosuid,nodev,size={mib}m,nr_inodes={inodes},mode=1777" for path, exec_, mib, inodes in places
     }

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from schemas.errors import SandboxLost
 from worker.sandbox.agent.wire import HEAD
@@ -14,6 +14,19 @@ META_BYTES = 1 << 16
 """Largest JSON part a reply may have."""
 STDERR_BYTES = 4096
 """How much of the agent's last words is kept."""
+
+
+class Listener(Protocol):
+    """Who hears what is not an answer, while a session is open."""
+
+    most: int
+    """Raw bytes that a frame may have."""
+
+    def frame(self, meta: dict[str, Any], body: bytes) -> None:
+        """One frame; `ValueError` if it is not possible."""
+
+    def lost(self, why: str) -> None:
+        """The connection has ended."""
 
 
 class Demultiplexer(asyncio.Protocol):
@@ -58,6 +71,7 @@ class Stream(Demultiplexer):
         self._frames = bytearray()
         self._expected: deque[tuple[Reply, int]] = deque()
         self._lost: str | None = None
+        self.listener: Listener | None = None
 
     @property
     def alive(self) -> bool:
@@ -80,7 +94,7 @@ class Stream(Demultiplexer):
 
     def connection_lost(self, exc: Exception | None) -> None:
         words = self.kept[2].decode("utf-8", "replace").strip().splitlines()
-        self._fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
+        self.fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
 
     def send(self, data: bytes) -> None:
         """Put bytes on their way."""
@@ -102,7 +116,7 @@ class Stream(Demultiplexer):
         try:
             return await asyncio.wait_for(reply, seconds)
         except TimeoutError:
-            self._fail(f"no answer within {seconds:.1f} s")
+            self.fail(f"no answer within {seconds:.1f} s")
             raise SandboxLost(str(self._lost)) from None
 
     def close(self) -> None:
@@ -111,14 +125,14 @@ class Stream(Demultiplexer):
             self.transport.abort()
 
     def _take(self) -> None:
-        """Hand over a whole frame, if there is one and one is expected."""
+        """Hand over every whole frame that is expected, or listened for."""
         while len(self._frames) >= HEAD.size:
             meta_size, body_size = HEAD.unpack_from(self._frames)
-            if not self._expected:
-                return self._fail("the agent spoke without being asked")
-            reply, most = self._expected[0]
+            if not self._expected and self.listener is None:
+                return self.fail("the agent spoke without being asked")
+            most = self.listener.most if self.listener else self._expected[0][1]
             if meta_size > META_BYTES or body_size > most:
-                return self._fail("the agent's reply is too large")
+                return self.fail("the agent's reply is too large")
             end = HEAD.size + meta_size + body_size
             if len(self._frames) < end:
                 return None
@@ -128,15 +142,22 @@ class Stream(Demultiplexer):
             try:
                 meta = json.loads(text)
             except ValueError:
-                return self._fail("the agent's reply is not JSON")
+                return self.fail("the agent's reply is not JSON")
             if not isinstance(meta, dict):
-                return self._fail("the agent's reply is not an object")
-            self._expected.popleft()
+                return self.fail("the agent's reply is not an object")
+            if self.listener is not None:
+                try:
+                    self.listener.frame(meta, body)
+                except (KeyError, ValueError) as error:
+                    return self.fail(f"the agent's reply is not possible ({error})")
+                continue
+            reply, _ = self._expected.popleft()
             if not reply.done():  # who expected it may have been cancelled meanwhile
                 reply.set_result((meta, body))
         return None
 
-    def _fail(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """It is over; whoever waits is told why."""
         if self._lost is None:
             self._lost = why
         while self._expected:
@@ -144,4 +165,6 @@ class Stream(Demultiplexer):
             if not reply.done():
                 reply.set_exception(SandboxLost(self._lost))
                 reply.exception()  # it may be that nobody waits any more: that is no news for the log
+        if self.listener is not None:
+            self.listener.lost(self._lost)
         self.close()

@@ -47,6 +47,7 @@ def run(
     tools: "list[str] | tuple[str, ...]" = (),
     guarded: bool = True,
     subject: "str | None" = None,
+    path: str = MAIN,
 ) -> None:
     """To the very end of the process; never returns. `sealed` is the pipe with the check, or -1 for none; `tools` are
     the modules that the check imports.
@@ -58,7 +59,7 @@ def run(
     known to be about a `subject`, it sees no other global of the program by the name of a builtin. Where `guarded`, its
     end must find the tools so, too.
     """
-    main = _enter(world or prepare(), args)
+    main = _enter(world or prepare(), args, path)
     space, stage, code = vars(main), 0, 0
     kept, modules, loaded = _tools(tools) if sealed >= 0 else ((), (), {})
     common, names, type_, str_ = builtins, NAMES, type, str
@@ -69,10 +70,10 @@ def run(
     exec_, compile_, read, write, size_of = exec, compile, os.read, os.write, len
     from_bytes, settrace, setprofile, leave = int.from_bytes, sys.settrace, sys.setprofile, os._exit
     try:
-        file = os.open(MAIN, os.O_RDONLY)
+        file = os.open(path, os.O_RDONLY)
         source = os.read(file, os.fstat(file).st_size)
         os.close(file)
-        program = compile_(source, MAIN, "exec", dont_inherit=True)
+        program = compile_(source, path, "exec", dont_inherit=True)
         stage = 1
         exec_(program, space)
         if sealed >= 0:
@@ -151,15 +152,17 @@ def prepare() -> World:
     return main, stdin, stdout, _stream(2, "w", "<stderr>", "backslashreplace")
 
 
-def _enter(world: World, args: list[str]) -> types.ModuleType:
+def _enter(world: World, args: list[str], path: str) -> types.ModuleType:
     """Make it the real one."""
+    if path != MAIN:
+        world[0].__file__ = path
     main, sys.stdin, sys.stdout, sys.stderr = world
     if sys.__stdout__ is not sys.stdout:  # a warm interpreter has done it for all programs
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = world[1:]  # type: ignore[misc]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = ["main.py", *args]
+    sys.argv = ["main.py" if path == MAIN else path, *args]
     sys.orig_argv = ["python3", *sys.argv]
-    sys.path[0] = "/box"
+    sys.path[0] = os.getcwd()
     sys.modules["__main__"] = main
     return main
 

@@ -7,7 +7,7 @@ import time
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 4, 38
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 DESCRIPTORS = 256
 """Descriptors that a process may have open."""
 
@@ -115,6 +115,26 @@ def delay_seconds() -> float:
         except (OSError, ValueError, IndexError):
             continue  # it has just ended, or this kernel does not count it
     return longest / 1e9
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process whose ancestor this one is, as far as one look can tell."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    parent = int(file.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue  # it has just ended
+            children.setdefault(parent, []).append(int(name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        new = children.get(todo.pop(), [])
+        found.update(new)
+        todo += new
+    return found
 
 
 def _open(*paths: str) -> int | None:

@@ -4,8 +4,9 @@ Theory of operation. The container's command is a short bootstrap that reads thi
 any image with a Python will do and nothing is mounted or copied. The agent then answers one request after another
 on the attached stream: it forks a copy of itself, which drops to the job's user and becomes the program; the agent
 feeds and reads it, stops it at its limits, kills whatever is left and replies; then it empties every writable place
-and says in a second reply whether the sandbox is as at birth. When the worker dies, the stream ends; so does the agent
-and with it, as process 1, the whole container.
+and says in a second reply whether the sandbox is as at birth. Instead of a job it may be asked for a session, in which
+files stay and commands run side by side (session.py); that reply comes at its end. When the worker dies, the stream
+ends; so does the agent and with it, as process 1, the whole container.
 
 It is the container's root with three capabilities: to become the job's user, its group, and to kill. Jobs run as
 another user without any, so they can neither signal nor trace it, nor read its memory or its descriptors. What a
@@ -25,6 +26,7 @@ from . import interpreter, kernel, wire
 from .filter import install
 from .program import HOME, SEALED, Job
 from .reset import Reset
+from .session import Session
 from .watch import Watch
 
 
@@ -51,7 +53,7 @@ class Agent:
         self.world = self.make_world()
         kernel.fence()
         known = install()
-        self.counters, self.reset = kernel.Counters(), Reset(self.uid)
+        self.counters, self.reset = kernel.Counters(), Reset(self.uid, str(config["home"]))
         self.body, self.sealed, self.stdout, self.stderr, self.report = (wire.Buffer() for _ in range(5))
         self.warm(config["preload"])  # type: ignore[arg-type]
         self.reply({"hello": config["version"], "python": sys.version.split()[0], "filter": known})
@@ -79,7 +81,10 @@ class Agent:
     def serve(self) -> Job | None:
         """Answer requests until the stream ends. In a forked child it returns too: with the job to become."""
         while meta := wire.read_frame(self.requests, self.body):
-            job = self.run(meta)
+            if meta.get("op") == "open":
+                job = Session(self.requests, self.replies, self.body, self.counters, self.become).serve()
+            else:
+                job = self.run(meta)
             if job is not None:
                 return job
             self.reply({"id": meta["id"], "dirty": self.reset.verify()})
@@ -91,7 +96,7 @@ class Agent:
         limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
         code_start, stdin_start = sizes[0], sizes[0] + sizes[1]
         path = f"{HOME}/{meta['main']}"
-        problem = self.put(path, self.body.view(code_start, stdin_start))
+        problem = wire.put(path, self.body.view(code_start, stdin_start))
         (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
             os.pipe() for _ in range(5)
         )
@@ -99,7 +104,7 @@ class Agent:
         pid = os.fork()
         if not pid:
             fds = stdin_r, stdout_w, stderr_w, report_w, sealed_r
-            return Job(self.uid, self.world, self.cold_source, meta, fds, self.body.view(), problem)
+            return self.become(meta, fds, problem)
         for fd in (stdin_r, stdout_w, stderr_w, report_w, sealed_r):
             os.close(fd)
         if meta["checked"] and wire.read_frame(self.requests, self.sealed) is None:
@@ -128,16 +133,9 @@ class Agent:
         os.unlink(path)
         return None
 
-    def put(self, path: str, code: memoryview) -> str:
-        """The program's text into its file, which stays ours: we can remove it without a fork. What went wrong."""
-        main = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            wire.write_all(main, code)
-        except OSError as error:
-            return f"{path}: {error.strerror}"
-        finally:
-            os.close(main)
-        return ""
+    def become(self, meta: dict[str, object], fds: tuple[int, ...], problem: str) -> Job:
+        """In a forked child: what it is to be."""
+        return Job(self.uid, self.world, self.cold_source, meta, fds, self.body.view(), problem)
 
     def reply(self, meta: dict[str, object], *parts: wire.Buffer) -> None:
         """One frame."""

@@ -42,6 +42,9 @@ class Job:
         self.checked = bool(meta["checked"])
         self.told: list[Any] = [meta["tools"], meta["guarded"], meta["subject"]]
         self.sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
+        self.home, self.side = str(meta.get("cwd") or HOME), bool(meta.get("side"))
+        if meta.get("file"):
+            self.told.append(meta["file"])
 
     def become(self) -> None:
         """The program, to its end."""
@@ -57,6 +60,8 @@ class Job:
             interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world, *self.told)
         for ignored in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # by us or by Python; not after a login
             signal.signal(ignored, signal.SIG_DFL)
+        if self.side:
+            os.set_inheritable(REPORT, True)
         if argv == ["python3"]:  # a cold interpreter, but the same harness
             os.set_inheritable(REPORT, True)
             os.set_inheritable(SEALED, True)
@@ -84,7 +89,9 @@ class Job:
         kernel.set_limits(self.limits)
         kernel.become(self.uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # as after an exec: /dev/stdout and /proc/self work
-        os.chdir(HOME)
+        if self.sizes[3:]:  # the folder of its files may not be there yet
+            os.makedirs(self.home, exist_ok=True)
+        os.chdir(self.home)
 
     def _put(self, paths: list[str]) -> None:
         """The files that go with the program."""

@@ -12,11 +12,11 @@ PLACES = ("/box", "/tmp", "/dev/shm", "/dev/mqueue")
 class Reset:
     """Knows how the sandbox looked at birth."""
 
-    def __init__(self, uid: int) -> None:
+    def __init__(self, uid: int, home: str) -> None:
         self.uid = uid
-        for place in ("/box", "/tmp", "/dev/shm"):
+        for place in {"/box", "/tmp", "/dev/shm", home}:
             os.chmod(place, 0o1777)  # not every engine honours the mode it was told
-        self.places = [place for place in PLACES if os.path.ismount(place)]
+        self.places = [place for place in dict.fromkeys((*PLACES, home)) if os.path.ismount(place)]
         self.birth = [self._free(place) for place in self.places]
         try:
             self.sockets = os.open("/proc/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,0 +1,200 @@
+"""The worker's side of a session: commands that run side by side in one container, over one stream."""
+
+import asyncio
+import itertools
+import json
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from schemas.errors import SandboxLost
+from worker.sandbox.agent.session import CHUNK
+from worker.sandbox.agent.wire import pack
+from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Hear, Outcome, Running, Shape
+from worker.sandbox.stream import Stream
+
+GRACE_SECONDS = 5.0
+"""How much later than its own deadline a command's end may be told."""
+CLOSE_SECONDS = 10.0
+UNLIMITED = 1 << 20
+"""Seconds of CPU: in a session, only the clock on the wall ends a command."""
+
+
+class Session:
+    """Speaks for as long as the agent is in a session; hears every frame of it."""
+
+    most = CHUNK
+
+    def __init__(self, stream: Stream, request: int, shape: Shape) -> None:
+        self._stream, self._request, self._shape = stream, request, shape
+        self._numbers = itertools.count(1)
+        self._running: dict[int, Remote] = {}
+        self._closed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        stream.listener = self
+        self.send({"op": "open", "id": request})
+
+    def send(self, meta: dict[str, Any], *parts: bytes) -> None:
+        """One frame to the agent."""
+        self._stream.send(b"".join((pack(meta, sum(map(len, parts))), *parts)))
+
+    def spawn(self, command: Command, hear: Hear, *, cold: bool) -> Running:
+        """Start a command."""
+        if not self._stream.alive:
+            raise SandboxLost("the sandbox is gone")
+        if len(self._running) > self._shape.commands:
+            raise SandboxLost(f"more than {self._shape.commands} commands run in this sandbox already")
+        number, argv = next(self._numbers), command.argv
+        file = f"/tmp/main-{secrets.token_hex(4)}.py" if not argv else ""
+        if file and cold:
+            argv = ("python3", file)
+        given = {"argv": argv, "args": command.args, "env": command.env, "files": [*command.files]}
+        parts = (json.dumps(given).encode(), command.code, b"", *command.files.values())
+        running = self._running[number] = Remote(self, number, command, hear)
+        limits = {
+            "wall_seconds": command.wall_seconds,
+            "output_bytes": command.output_bytes,
+            "cpu_seconds": UNLIMITED,
+            "processes": self._shape.processes,
+            "file_mib": self._shape.disk_mib,
+        }
+        self.send(
+            {
+                "op": "start",
+                "id": number,
+                "cwd": f"{self._shape.home}/{command.cwd}",
+                "file": file,
+                "side": command.side,
+                "limits": limits,
+                "checked": False,
+                "tools": (),
+                "guarded": False,
+                "subject": None,
+                "sizes": [len(part) for part in parts],
+            },
+            *parts,
+        )
+        return running
+
+    def frame(self, meta: dict[str, Any], body: bytes) -> None:
+        """Output of a command, its end, or the session's."""
+        if "dirty" in meta and meta["id"] == self._request and not self._running:
+            self._stream.listener = None
+            if not self._closed.done():
+                self._closed.set_result(meta["dirty"] == "")
+            return
+        running = self._running[meta["id"]]
+        if "stream" in meta:
+            running.heard(meta["stream"], body)
+        else:
+            del self._running[meta["id"]]
+            running.ended(meta)
+
+    def lost(self, why: str) -> None:
+        """The sandbox is gone, and every command with it."""
+        for running in self._running.values():
+            running.lost(why)
+        self._running.clear()
+        if not self._closed.done():
+            self._closed.set_result(False)
+
+    def fail(self, why: str) -> None:
+        """The sandbox is not to be trusted any more."""
+        self._stream.fail(why)
+
+    async def close(self) -> bool:
+        """End it, and whatever runs in it; whether the sandbox is as at birth again."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                for running in list(self._running.values()):
+                    running.stop()
+                    with suppress(SandboxLost):
+                        await asyncio.shield(running.over)
+                self.send({"op": "close"})
+                return await asyncio.shield(self._closed)
+        except (TimeoutError, SandboxLost):
+            return False
+
+
+class Remote(Running):
+    """A command in the container."""
+
+    def __init__(self, session: Session, number: int, command: Command, hear: Hear) -> None:
+        super().__init__()
+        self._session, self._number, self._command, self._hear = session, number, command, hear
+        self._total = {STDOUT: 0, STDERR: 0, SIDE: 0}
+        wait = command.wall_seconds + GRACE_SECONDS
+        self._overdue = asyncio.get_running_loop().call_later(wait, self._give_up)
+
+    def feed(self, data: bytes, *, last: bool = False) -> None:
+        self._tell({"op": "feed", "last": last}, data)
+
+    def interrupt(self) -> None:
+        self._tell({"op": "interrupt"})
+
+    def stop(self) -> None:
+        self._tell({"op": "stop"})
+
+    def heard(self, stream: int, data: bytes) -> None:
+        """Output; no more of it than was agreed."""
+        self._total[stream] += len(data)
+        if self._total[stream] > self._command.output_bytes + CHUNK:
+            raise ValueError("output")
+        self._hear(stream, data)
+
+    def ended(self, meta: dict[str, Any]) -> None:
+        """The end, believed where it is possible."""
+        self._overdue.cancel()
+        if meta["ended"] not in ("itself", "wall", "output", "stopped"):
+            raise ValueError("ended")
+        outcome = Outcome(
+            ended=meta["ended"],
+            exit_code=small(meta, "exit_code"),
+            signal=small(meta, "signal"),
+            checked=False,
+            said="",
+            stdout=b"",
+            stderr=b"",
+            stdout_total=count(meta, "stdout_total"),
+            stderr_total=count(meta, "stderr_total"),
+            wall_seconds=seconds(meta, "wall_seconds"),
+            cpu_seconds=seconds(meta, "cpu_seconds"),
+            memory_bytes=count(meta, "memory_bytes"),
+            oom_kills=count(meta, "oom_kills"),
+            processes=1,
+        )
+        if not self.over.done():
+            self.over.set_result(outcome)
+
+    def lost(self, why: str) -> None:
+        """The sandbox is gone."""
+        self._overdue.cancel()
+        if not self.over.done():
+            self.over.set_exception(SandboxLost(why))
+
+    def _tell(self, meta: dict[str, Any], *parts: bytes) -> None:
+        if not self.over.done():
+            self._session.send({**meta, "id": self._number}, *parts)
+
+    def _give_up(self) -> None:
+        self._session.fail("a command's end was not told in time")
+
+
+def count(reply: dict[str, Any], name: str) -> int:
+    """A number that the agent counted."""
+    value = reply[name]
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(name)
+    return value
+
+
+def small(reply: dict[str, Any], name: str) -> int | None:
+    """An exit code or a signal, if there is one."""
+    return None if reply[name] is None else count(reply, name) & 0xFF
+
+
+def seconds(reply: dict[str, Any], name: str) -> float:
+    """A time that the agent took."""
+    value = reply[name]
+    if type(value) not in (int, float) or not 0 <= value < 1e9:
+        raise ValueError(name)
+    return float(value)
