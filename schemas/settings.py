@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     """The image of jobs that name none."""
     code_image: str = Field(default="evalpool/code:12", min_length=1)
     """The image of jobs that name none and are in another language than Python or bash."""
+    notebook_image: str = Field(default="evalpool/notebook:3.11", min_length=1)
+    """The image of notebooks that name none."""
     max_uses: int = Field(default=1000, ge=1)
     """Jobs a warm sandbox runs before it is replaced."""
     max_attempts: int = Field(default=3, ge=1)

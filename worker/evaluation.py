@@ -200,6 +200,8 @@ def shape_of(spec: JobSpec, settings: Settings, binary: bytes | None = None) -> 
 
 
 def _image(spec: JobSpec, settings: Settings) -> str:
+    if spec.tool == "notebook_executor":
+        return spec.image or settings.notebook_image
     return spec.image or (settings.image if spec.runs in ("python", "bash") else settings.code_image)
 
 

@@ -30,12 +30,14 @@ class PoolClosed(EvalpoolError):  # noqa: N818
 class Pool:
     """Get, put, close."""
 
-    def __init__(self, make: Callable[[Shape], Awaitable[Sandbox]], slots: int, max_uses: int) -> None:
-        self._make, self._max_uses = make, max_uses
+    def __init__(
+        self, make: Callable[[Shape], Awaitable[Sandbox]], slots: int, max_uses: int, *, spare: int = 1
+    ) -> None:
+        self._make, self._max_uses, self._others = make, max_uses, slots - 1
         self._slots = asyncio.Semaphore(slots)
         self._alone = asyncio.Lock()
         """Two that wait for all slots would wait for each other."""
-        self._size = slots + 1
+        self._size = slots + spare
         self._idle: list[Sandbox] = []
         self._alive: set[Sandbox] = set()
         self._starting = 0
@@ -76,7 +78,7 @@ class Pool:
             await held.enter_async_context(self._slots)
             with suppress(TimeoutError):
                 async with asyncio.timeout(ALONE_SECONDS):
-                    for _ in range(self._size - 2):
+                    for _ in range(self._others):
                         await held.enter_async_context(self._slots)
             yield
 

@@ -121,6 +121,14 @@ class Engine:
         """Raises when the engine does not answer, or has not got the image that most jobs need."""
         self.api.inspect_image(image)
 
+    def has(self, image: str) -> bool:
+        """Whether the image is here."""
+        try:
+            self.api.inspect_image(image)
+        except ImageNotFound:
+            return False
+        return True
+
     def begin(self, container: str, argv: list[str], environment: list[str], uid: str) -> tuple[str, socket.socket]:
         """Start a process in a running container: its id and its stream. Only for images without an agent."""
         made = self.api.exec_create(

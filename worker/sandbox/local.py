@@ -34,6 +34,7 @@ BIND = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives"
 SHIFT = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.execvp(sys.argv[2], sys.argv[2:])"
 """Gives a command its third descriptor under the number that it expects."""
 DRAIN_SECONDS, SAMPLE_SECONDS = 1.0, 0.1
+CODE = "/code"
 _numbers = itertools.count(1)
 _HARNESS = """
 import os, sys
@@ -60,6 +61,14 @@ def bubblewrap() -> str | None:
     return shutil.which("bwrap")
 
 
+def _folders() -> tuple[Path, Path]:
+    """A place for files, not made yet, and one for scripts beside it."""
+    root = Path(tempfile.mkdtemp(prefix="evalpool-"))
+    root.chmod(0o711)
+    (root / "code").mkdir(mode=0o755)
+    return root / "work", root / "code"
+
+
 def usage(pids: set[int]) -> Usage:
     """Of these processes, as far as they still are there."""
     ticks = memory = 0
@@ -78,6 +87,8 @@ class LocalSandbox(Sandbox):
         super().__init__(shape)
         self.walls = walls
         self._folder: Path | None = None
+        self._scripts = Path()
+        """Beside the folder, so that commands do not find each other's text there."""
         self._running: set[Local] = set()
         self._uid = FIRST_UID + secrets.randbelow(UIDS) if walls and os.getuid() == 0 else None
 
@@ -93,8 +104,8 @@ class LocalSandbox(Sandbox):
     async def start(self) -> None:
         self.id = f"local-{os.getpid()}-{next(_numbers)}"
         self.image_digest = "local"
-        self._folder = Path(tempfile.mkdtemp(prefix="evalpool-"))
-        self._own(self._folder)
+        self._folder, self._scripts = _folders()
+        self._begin()
 
     async def run(self, program: Program) -> Outcome:
         limits, argv = program.limits, program.argv
@@ -143,15 +154,19 @@ class LocalSandbox(Sandbox):
             return False
         await self._stop()
         shutil.rmtree(self._folder)
+        self._begin()
+        return True
+
+    def _begin(self) -> None:
+        assert self._folder is not None
         self._folder.mkdir(mode=0o700)
         self._own(self._folder)
-        return True
 
     async def close(self) -> None:
         folder, self._folder = self._folder, None
         await self._stop()
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder.parent, ignore_errors=True)
 
     @property
     def python(self) -> str:
@@ -170,12 +185,14 @@ class LocalSandbox(Sandbox):
         self.uses += 1
         for path, content in command.files.items():
             self._put(f"{command.cwd or '.'}/{path}", content)
-        argv, script = command.argv, None
+        argv, script, env = command.argv, None, {}
         if not argv:
-            script = self._put(f".main-{secrets.token_hex(4)}.py", command.code)
-            argv = (self.python, f"{self.home}/{script.name}", *command.args)
+            script = self._scripts / f"main-{secrets.token_hex(4)}.py"
+            script.write_bytes(command.code)
+            argv = (self.python, f"{CODE if self.walls else self._scripts}/{script.name}", *command.args)
+            env = {"PYTHONPATH": self.home}  # as if the script lay there
         cwd = f"{self.home}/{command.cwd}"
-        env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8", **command.env}
+        env |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8", **command.env}
         running = Local(self, command, hear, script)
         running.begin(argv, cwd, env, partial(self._limit, limits))
         self._running.add(running)
@@ -195,7 +212,8 @@ class LocalSandbox(Sandbox):
             become = ("setpriv", *ids, "--no-new-privs", "--inh-caps=-all", "--")
         return (
             str(bubblewrap()), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", *drop, *binds,
-            "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", str(self._folder), self.home,
+            "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs",
+            "/box", "--ro-bind", str(self._scripts), CODE, "--bind", str(self._folder), self.home,
             "--hostname", "sandbox", "--die-with-parent", "--seccomp", str(filter_fd), "--", *become,
             "env", "-C", cwd, *argv,
         )  # fmt: skip

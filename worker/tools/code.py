@@ -1,13 +1,21 @@
 """The tools that run a program's text, and what is compiled before it."""
 
-import base64
 import re
+import secrets
 from functools import lru_cache
+from typing import Any
 
+from pydantic import Field
+
+from schemas.errors import InvalidJob
 from schemas.job import Case, JobSpec
-from worker.sandbox.base import Program
-from worker.tools.base import Tool
+from schemas.limits import Limits
+from schemas.sandbox import ExecutionStatus, ToolResult
+from worker.sandbox.base import Command, Program
+from worker.tools.base import JobTool, Place, ToolOptions, ToolParameters, command_result, files_of
 from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, filled
+from worker.tools.notebook import Kernel
+from worker.tools.registry import register_tool
 
 CALL = """
 
@@ -39,10 +47,8 @@ _ASSIGNED = re.compile(r"^[ \t]*(\w+)(?:\.\w+)+[ \t]*=[^=]", re.MULTILINE)
 """Signs that a check replaces functions itself."""
 
 
-class MultiCodeExecutor(Tool):
-    """Runs a program of any language in the table."""
-
-    name = "multi_code_executor"
+class TextTool(JobTool):
+    """Turns a job with a program's text into runs of it."""
 
     def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
         language = LANGUAGES[spec.runs]
@@ -60,7 +66,7 @@ class MultiCodeExecutor(Tool):
             args=given.args,
             stdin=given.stdin.encode(),
             env=language.env | spec.env,
-            files=_files(spec),
+            files=files_of(spec),
             check=None if spec.check is None else check.encode(),
             tools=tools,
             guarded=guarded,
@@ -81,21 +87,123 @@ class MultiCodeExecutor(Tool):
             main=filled(language.main, spec),
             argv=("sh", "-c", PACK % filled(language.compile, spec)),
             env=language.env,
-            files=_files(spec),
+            files=files_of(spec),
             limits=least.model_copy(update=roomy),
         )
 
 
-class PythonExecutor(MultiCodeExecutor):
-    """Runs Python in an interpreter forked from a warm one."""
+@register_tool("python_executor")
+class PythonExecutor(TextTool):
+    """Execute a Python program. Each starts clean, unless the calls are asked to share their state."""
 
-    name = "python_executor"
+    class Parameters(ToolParameters):
+        code: str = Field(description="Python code to execute")
+        timeout: float | None = Field(default=None, gt=0, description="Execution timeout in seconds")
+        stateful: bool | None = Field(default=None, description="Keep variables for the next stateful call")
+
+    class Options(ToolOptions):
+        stateful: bool = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._kernel = Kernel()
+
+    async def execute(
+        self, sandbox_context: Place, code: str, timeout: float | None = None, stateful: bool | None = None
+    ) -> ToolResult:
+        if not code.strip():
+            return self.failure("No code provided")
+        timeout = timeout or self.options.timeout or sandbox_context.config.timeout
+        if self.options.stateful if stateful is None else stateful:  # type: ignore[attr-defined]
+            cell = await self._kernel.run(sandbox_context, code, timeout)
+            return self.result(cell.stdout, status=cell.status, error=cell.complaint, metadata=cell.metadata)
+        done = await sandbox_context.execute_python(code, timeout)
+        result = self.of_command(done)
+        if done.status is ExecutionStatus.TIMEOUT and not done.stderr:
+            result.error = f"Execution timed out after {timeout:g} seconds"
+        return result
 
 
-class ShellExecutor(MultiCodeExecutor):
-    """Runs a bash script."""
+@register_tool("shell_executor")
+class ShellExecutor(TextTool):
+    """Execute a shell command: a line for bash, or a program with its arguments."""
 
-    name = "shell_executor"
+    class Parameters(ToolParameters):
+        command: str | list[str] = Field(description="A line for bash, or a list of a program and its arguments")
+        timeout: float | None = Field(default=None, gt=0, description="Execution timeout in seconds")
+
+    async def execute(
+        self, sandbox_context: Place, command: str | list[str], timeout: float | None = None
+    ) -> ToolResult:
+        if not (command.strip() if isinstance(command, str) else command):
+            return self.failure("No command provided")
+        timeout = timeout or self.options.timeout or sandbox_context.config.timeout
+        done = command_result(command, await sandbox_context.execute_command(command, timeout))
+        result = self.of_command(done)
+        if done.status is ExecutionStatus.TIMEOUT and not done.stderr:
+            result.error = f"Command timed out after {timeout:g} seconds"
+        elif done.status is ExecutionStatus.ERROR and not done.stderr:
+            result.error = f"Command failed with exit code {done.exit_code}"
+        return result
+
+
+@register_tool("multi_code_executor")
+class MultiCodeExecutor(TextTool):
+    """Execute a program in one of many languages; it is compiled first where it must be."""
+
+    class Parameters(ToolParameters):
+        language: str = Field(description=f"One of {', '.join(LANGUAGES)}")
+        code: str = Field(description="The program")
+        files: dict[str, str] = Field(default_factory=dict, description="Files beside it: name to text")
+        compile_timeout: float | None = Field(default=None, gt=0, description="Seconds for the compiler")
+        run_timeout: float | None = Field(default=None, gt=0, description="Seconds for the program")
+        stdin: str = Field(default="", description="What it can read from standard input")
+
+    async def execute(
+        self,
+        sandbox_context: Place,
+        language: str,
+        code: str,
+        files: dict[str, str] | None = None,
+        compile_timeout: float | None = None,
+        run_timeout: float | None = None,
+        stdin: str = "",
+    ) -> ToolResult:
+        memory = Limits(memory_mib=sandbox_context.config.memory_mib)
+        try:
+            spec = JobSpec(code=code, tool=self.name, language=language, files=files or {}, limits=memory)
+        except InvalidJob as error:
+            unknown = str(error).startswith("language:")
+            return self.failure(f"Unsupported language: {language}" if unknown else f"Invalid input: {error}")
+        known, folder = LANGUAGES[spec.runs], f".code-{secrets.token_hex(4)}"
+        given = files_of(spec) | {filled(known.main, spec): code.encode()}
+        argv = tuple(filled(word, spec) for word in known.run) or ("python3", known.main)
+        timeout = self.options.timeout or sandbox_context.config.timeout
+        compiled = ""
+        try:
+            if known.compile:
+                made = await sandbox_context.execute(
+                    Command(
+                        argv=("sh", "-c", filled(known.compile, spec)), env=known.env, files=given, cwd=folder,
+                        wall_seconds=compile_timeout or COMPILE.wall,
+                    )
+                )  # fmt: skip
+                if made.status is not ExecutionStatus.SUCCESS:
+                    made.metadata["phase"] = "compile"
+                    return self.result(
+                        made.stdout, status=made.status, error=made.stderr or made.stdout or "Compilation failed",
+                        metadata=made.metadata,
+                    )  # fmt: skip
+                compiled, given = made.stdout, {}
+            done = await sandbox_context.execute(
+                Command(argv=argv, env=known.env, files=given, cwd=folder, wall_seconds=run_timeout or timeout), stdin
+            )
+        finally:
+            await sandbox_context.execute_command(["rm", "-rf", folder])
+        result = self.of_command(done)
+        result.output = f"{compiled}\n{done.stdout}" if compiled else done.stdout
+        result.metadata["phase"] = "run"
+        return result
 
 
 @lru_cache(maxsize=256)
@@ -107,11 +215,3 @@ def _habits(check: str) -> tuple[tuple[str, ...], bool]:
             parts = name.split(".")
             found |= dict.fromkeys(".".join(parts[: length + 1]) for length in range(len(parts)))
     return tuple(found), not _PATCH.search(check) and {*found, "builtins"}.isdisjoint(_ASSIGNED.findall(check))
-
-
-def _files(spec: JobSpec) -> dict[str, bytes]:
-    return {path: _bytes(content) for path, content in spec.files.items()}
-
-
-def _bytes(content: str) -> bytes:
-    return base64.b64decode(content[7:]) if content.startswith("base64:") else content.encode()

@@ -21,6 +21,7 @@ Become = Callable[[dict[str, object], tuple[int, ...], str], Job]
 CHUNK = 1 << 15
 """Most bytes of output in one frame."""
 SAID_BYTES = 64
+LONG_SECONDS = 3600.0
 HEEDED = (signal.SIGINT, signal.SIGTERM)
 """What a keeper is told by: to interrupt its command, to end it."""
 STDOUT, STDERR, SIDE = 1, 2, 3
@@ -205,7 +206,7 @@ class Keeper:
             if time.monotonic() >= deadline:
                 self.ended = "wall"
                 break
-            for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1):
+            for fd, _ in poll.poll(min(max(0.0, deadline - time.monotonic()), LONG_SECONDS) * 1000 + 1):
                 if fd == pidfd:
                     os.close(pidfd)
                     return

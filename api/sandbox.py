@@ -1,0 +1,46 @@
+"""The sandbox as a library: one to hold in your own hands, in your own event loop, without a queue."""
+
+from schemas.sandbox import (
+    CommandResult,
+    DockerNotebookConfig,
+    DockerSandboxConfig,
+    ExecutionStatus,
+    SandboxConfig,
+    SandboxInfo,
+    SandboxManagerConfig,
+    SandboxManagerType,
+    SandboxStatus,
+    SandboxType,
+    ToolResult,
+)
+from worker.library.boxes import DockerSandbox
+from worker.library.factory import SandboxFactory, register_sandbox
+from worker.library.manager import LocalSandboxManager, SandboxManagerFactory
+from worker.library.sandbox import Sandbox
+from worker.tools.base import Tool, ToolOptions, ToolParameters
+from worker.tools.registry import ToolFactory, register_tool
+
+__all__ = [
+    "CommandResult",
+    "DockerNotebookConfig",
+    "DockerSandbox",
+    "DockerSandboxConfig",
+    "ExecutionStatus",
+    "LocalSandboxManager",
+    "Sandbox",
+    "SandboxConfig",
+    "SandboxFactory",
+    "SandboxInfo",
+    "SandboxManagerConfig",
+    "SandboxManagerFactory",
+    "SandboxManagerType",
+    "SandboxStatus",
+    "SandboxType",
+    "Tool",
+    "ToolFactory",
+    "ToolOptions",
+    "ToolParameters",
+    "ToolResult",
+    "register_sandbox",
+    "register_tool",
+]

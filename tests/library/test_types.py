@@ -1,0 +1,243 @@
+"""What is particular to the types of sandboxes: how they fail, what they refuse, and types and tools of other people."""
+
+import asyncio
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+from pydantic import BaseModel, ValidationError
+
+import worker.library.boxes as boxes
+from api.sandbox import (
+    DockerSandboxConfig,
+    ExecutionStatus,
+    Sandbox,
+    SandboxConfig,
+    SandboxFactory,
+    SandboxStatus,
+    SandboxType,
+    Tool,
+    register_sandbox,
+    register_tool,
+)
+from schemas.errors import SandboxLost, SetupError
+from tests.conftest import ROOT, containers, eventually
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"privileged": True}, "privileged"),
+        ({"network_enabled": True}, "network_enabled"),
+        ({"network": "host"}, "network"),
+        ({"ports": {"80/tcp": 80}}, "ports"),
+        ({"volumes": {"/etc": {"bind": "/etc", "mode": "ro"}}}, "volumes"),
+        ({"volumes": {"/etc": {"bind": "/sandbox/../etc"}}}, "volumes"),
+        ({"entrypoint": ["sh"]}, "entrypoint"),
+        ({"memory_limit": "much"}, "memory_limit"),
+        ({"memory_limit": "1k"}, "memory_limit"),
+        ({"cpu_limit": 0}, "cpu_limit"),
+        ({"timeout": -1}, "timeout"),
+        ({"working_dir": "/etc/x"}, "working_dir"),
+        ({"working_dir": "relative"}, "working_dir"),
+        ({"memroy_limit": "1g"}, "memroy_limit"),
+        ({"resource_limits": {"files": 1}}, "files"),
+    ],
+)
+def test_what_would_open_the_walls_or_is_unknown_is_refused_by_name(config: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        DockerSandboxConfig(**config)
+    with pytest.raises(ValidationError, match=field):
+        SandboxFactory.create_sandbox(SandboxType.DOCKER, config)
+
+
+def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="nowhere is not registered; known: docker, docker_notebook"):
+        SandboxFactory.create_sandbox("nowhere")
+
+
+def test_statuses_only_move_where_they_can() -> None:
+    sandbox = SandboxFactory.create_sandbox(SandboxType.DUMMY)
+    with pytest.raises(ValueError, match="initializing cannot become idle"):
+        sandbox.update_status(SandboxStatus.IDLE)
+    sandbox.update_status(SandboxStatus.STOPPED)
+    with pytest.raises(ValueError, match="stopped cannot become running"):
+        sandbox.update_status(SandboxStatus.RUNNING)
+
+
+async def test_a_start_that_fails_ends_in_error_and_leaves_nothing(engine_client: docker.DockerClient) -> None:
+    before = containers(engine_client, os.getpid())
+    sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER, {"image": "evalpool/none:1"})
+    with pytest.raises(SetupError, match="evalpool/none"):
+        await sandbox.start()
+    assert sandbox.status is SandboxStatus.ERROR
+    assert "evalpool/none:1" in sandbox.metadata["error"]
+    assert containers(engine_client, os.getpid()) == before
+    await sandbox.stop()
+    assert sandbox.get_info().metadata["error"]
+    bad = SandboxFactory.create_sandbox(SandboxType.DOCKER, {"tools_config": {"python_executor": {"staeful": True}}})
+    with pytest.raises(ValueError, match=r"tools_config.python_executor: staeful: unknown field"):
+        await bad.start()
+    assert bad.status is SandboxStatus.ERROR
+    eventually(lambda: containers(engine_client, os.getpid()) == before)
+
+
+async def test_a_container_that_dies_is_noticed_and_ends_in_error(engine_client: docker.DockerClient) -> None:
+    config = DockerSandboxConfig(tools_config=["python_executor", "shell_executor"])
+    sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER, config)
+    await sandbox.start()
+    container = engine_client.containers.get(sandbox.metadata["container_id"])
+    running = asyncio.create_task(sandbox.execute_tool("shell_executor", {"command": "sleep 1000"}))
+    await asyncio.sleep(0.5)
+    container.kill()
+    result = await running
+    assert result.status is ExecutionStatus.ERROR
+    assert "The sandbox was lost" in str(result.error)
+    assert sandbox.status is SandboxStatus.ERROR
+    with pytest.raises(ValueError, match="not active"):
+        await sandbox.execute_tool("python_executor", {"code": "1"})
+    await sandbox.stop()
+    idle = SandboxFactory.create_sandbox(SandboxType.DOCKER, config)
+    await idle.start()
+    engine_client.containers.get(idle.metadata["container_id"]).kill()
+    for _ in range(100):
+        await asyncio.sleep(0.05)
+        if idle.get_info().status is SandboxStatus.ERROR:
+            break
+    assert idle.metadata["error"] == "the sandbox died"
+    await idle.stop()
+
+
+async def test_memory_and_processes_are_limited(engine_client: docker.DockerClient) -> None:
+    config = DockerSandboxConfig(
+        memory_limit="64m", resource_limits={"processes": 20}, tools_config=["python_executor"]
+    )
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        hog = await sandbox.execute_tool("python_executor", {"code": "x = bytearray(500 << 20)"})
+        assert hog.status is ExecutionStatus.ERROR
+        assert hog.metadata["oom_killed"] or "MemoryError" in str(hog.error)
+        bomb = await sandbox.execute_command("bomb() { bomb | bomb & }; bomb; sleep 2", timeout=10)
+        assert bomb.status is not ExecutionStatus.SUCCESS or "fork" in bomb.stderr
+        assert (await sandbox.execute_command("echo alive")).stdout == "alive\n"
+        escaped = "import os\nif not os.fork():\n os.setsid()\n if not os.fork():\n  import time; time.sleep(7654)\n os._exit(0)\n"
+        await sandbox.execute_tool("python_executor", {"code": escaped})
+        assert (await sandbox.execute_command("ps -eo args | grep -c '[7]654'")).stdout == "0\n"
+
+
+async def test_folders_of_the_host_are_copied_in_and_back(engine_client: docker.DockerClient, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a")
+    volumes = {
+        str(tmp_path / "in"): {"bind": "/sandbox/in", "mode": "ro"},
+        str(tmp_path / "out"): {"bind": "/sandbox/out", "mode": "rw"},
+    }
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, DockerSandboxConfig(volumes=volumes)) as sandbox:
+        line = "cat in/a.txt > out/b.txt; echo changed > in/a.txt; ln -s /etc/passwd out/link; mkdir out/sub; mkfifo out/pipe"
+        assert (await sandbox.execute_command(line)).exit_code == 0
+    assert (tmp_path / "in" / "a.txt").read_text() == "a"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.txt", "sub"]
+    assert (tmp_path / "out" / "b.txt").read_text() == "a"
+
+
+async def test_without_bubblewrap_it_says_so_loudly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(boxes, "bubblewrap", lambda: None)
+    async with SandboxFactory.create_sandbox(SandboxType.LOCAL_PROCESS) as sandbox:
+        assert sandbox.get_info().metadata["walls"] == "none"
+        assert (await sandbox.execute_command("echo 1")).stdout == "1\n"
+    assert "WARNING: LOCAL_PROCESS without bubblewrap" in capsys.readouterr().err
+
+
+async def test_walls_keep_a_local_process_in(bubblewrap: None, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o644)
+    async with SandboxFactory.create_sandbox(SandboxType.LOCAL_PROCESS, {"env_vars": {"X": "1"}}) as sandbox:
+        lines = {
+            f"cat {secret}": False,
+            "cat /etc/shadow": False,
+            "ls /root /home": False,
+            "touch /usr/evalpool": False,
+            "kill -9 -1; echo still": True,
+            "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 6379), 1)'": False,
+            "unshare -U true": False,
+            "id -u | grep -qx 0": False,
+            "cat /proc/1/environ | grep -q PATH": False,
+        }
+        for line, allowed in lines.items():
+            result = await sandbox.execute_command(line)
+            assert (result.exit_code == 0) is allowed, (line, result)
+    with pytest.raises(SandboxLost):
+        await sandbox.execute_command("true")
+
+
+async def test_other_peoples_sandboxes_are_made_by_name_and_run_tools() -> None:
+    @register_sandbox("tuples")
+    class Tuples(Sandbox):
+        @property
+        def sandbox_type(self) -> str:
+            return "tuples"
+
+        async def start(self) -> None:
+            self.update_status(SandboxStatus.RUNNING)
+            await self.initialize_tools()
+
+        async def stop(self) -> None:
+            self.update_status(SandboxStatus.STOPPED)
+
+        async def cleanup(self) -> None:
+            return
+
+        async def execute_command(  # type: ignore[override]
+            self, command: str | list[str], timeout: float | None = None, stream: bool = True
+        ) -> tuple[int, str, str]:
+            return 0, f"did {command}", ""
+
+        async def get_execution_context(self) -> None:
+            return None
+
+    config = SandboxConfig(tools_config=["shell_executor", "python_executor", "notebook_executor"])
+    async with SandboxFactory.create_sandbox("tuples", config) as sandbox:
+        assert (await sandbox.execute_tool("shell_executor", {"command": "this"})).output == "did this"
+        assert "did ['python3'" in (await sandbox.execute_tool("python_executor", {"code": "1"})).output
+        assert "cannot keep an interpreter" in str(
+            (await sandbox.execute_tool("notebook_executor", {"code": "1"})).error
+        )
+        await sandbox.initialize_tools()
+        assert sandbox.get_info().type == "tuples"
+
+
+async def test_a_tool_of_ones_own_takes_a_few_lines() -> None:
+    @register_tool("shout")
+    class Shout(Tool):
+        """Say it louder."""
+
+        class Parameters(BaseModel):
+            text: str
+
+        async def execute(self, sandbox: Sandbox, text: str) -> str:
+            return (await sandbox.execute_command(["tr", "a-z", "A-Z"], stdin=text)).stdout
+
+    async with SandboxFactory.create_sandbox(SandboxType.DUMMY, {"tools_config": ["shout"]}) as sandbox:
+        result = await sandbox.execute_tool("shout", {"text": "hello"})
+        assert (result.output, result.success, result.tool_name) == ("HELLO", True, "shout")
+        assert result.execution_time is not None
+        assert sandbox.get_available_tools()["shout"]["function"]["description"] == "Say it louder."
+        wrong = await sandbox.execute_tool("shout", {})
+        assert wrong.error == "Invalid input: text: Field required"
+
+
+async def test_the_example_of_the_documents_works() -> None:
+    spec = importlib.util.spec_from_file_location("example_tool", ROOT / "examples" / "tool.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["example_tool"] = module
+    spec.loader.exec_module(module)
+    async with SandboxFactory.create_sandbox(SandboxType.DUMMY, {"tools_config": ["word_count"]}) as sandbox:
+        assert (await sandbox.execute_tool("word_count", {"text": "one two three"})).output == "3"

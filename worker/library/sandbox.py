@@ -1,0 +1,219 @@
+"""What a sandbox of any type is to its user: a life, commands, tools."""
+
+import asyncio
+import io
+import logging
+import secrets
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, Self
+
+from schemas.job import ALIASES
+from schemas.sandbox import CommandResult, SandboxConfig, SandboxInfo, SandboxStatus, ToolResult
+from worker.sandbox.base import Command
+from worker.tools.base import Tool, command_result
+from worker.tools.registry import ToolFactory
+
+log = logging.getLogger("evalpool.sandbox")
+
+ALPHABET = "23456789abcdefghijkmnopqrstuvwxyz"
+Heed = Callable[[str, str], None]
+"""Told of a line of output while a command runs: `stdout` or `stderr`, and the line."""
+
+
+class Sandbox(ABC):
+    """Started and stopped by `async with`. To add a type, subclass it and register it with `register_sandbox`."""
+
+    def __init__(self, config: SandboxConfig, sandbox_id: str | None = None) -> None:
+        self.id = sandbox_id or "".join(secrets.choice(ALPHABET) for _ in range(8))
+        self.config = config
+        self.status = SandboxStatus.INITIALIZING
+        self.created_at = self.updated_at = datetime.now()
+        self.metadata: dict[str, Any] = {}
+        self._tools: dict[str, Tool] = {}
+
+    @property
+    @abstractmethod
+    def sandbox_type(self) -> str:
+        """The type it is registered as."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make it ready, set it `RUNNING`, and call `initialize_tools`."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End it; `STOPPED` afterwards."""
+
+    @abstractmethod
+    async def cleanup(self) -> None:
+        """Let go of whatever is left. May be called at any time, and twice."""
+
+    @abstractmethod
+    async def get_execution_context(self) -> Any:
+        """What tools can work with directly, such as a container; or nothing."""
+
+    async def execute_command(
+        self,
+        command: str | list[str],
+        timeout: float | None = None,
+        stream: bool | Heed = True,
+        *,
+        stdin: str | bytes = b"",
+    ) -> CommandResult:
+        """A command, to its end; a string is a line for a shell. Its lines are logged as they come, or told to whom
+        `stream` names. May be called while others run."""
+        raise NotImplementedError(f"{type(self).__name__} executes no commands")
+
+    async def stream_command(
+        self, command: str | list[str], timeout: float | None = None
+    ) -> AsyncIterator[tuple[str, str]]:
+        """The lines of a command while it runs, each with the name of its stream. Leaving early ends the command."""
+        lines: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
+        running = asyncio.create_task(
+            self.execute_command(command, timeout, lambda name, line: lines.put_nowait((name, line)))
+        )
+        running.add_done_callback(lambda _: lines.put_nowait(None))
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+            await running
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+
+    async def execute_python(
+        self,
+        code: str,
+        timeout: float | None = None,
+        *,
+        args: tuple[str, ...] = (),
+        stdin: str | bytes = b"",
+        encoding: str = "utf-8",
+    ) -> CommandResult:
+        """A Python program, to its end."""
+        command = ["python3", "-c", code, *args]
+        return command_result(command, await self.execute_command(command, timeout))
+
+    async def execute(self, command: Command, stdin: str | bytes = b"") -> CommandResult:
+        """A command in full detail."""
+        raise NotImplementedError(f"{type(self).__name__} cannot do this")
+
+    async def put_archive(self, target_dir: str, data: bytes) -> bool:
+        """Unpack a tar archive in a folder of the sandbox."""
+        raise NotImplementedError(f"{type(self).__name__} does not support put_archive")
+
+    async def put_dir(self, source_dir: str | Path, target_dir: str) -> bool:
+        """Copy a folder of the host into one of the sandbox."""
+        return await self.put_archive(target_dir, await asyncio.to_thread(_packed, Path(source_dir)))
+
+    async def put_file(self, file_path: str, content: str, encoding: str = "utf-8") -> bool:
+        """Write a file into the sandbox; its path is absolute."""
+        path = PurePosixPath(file_path)
+        if not path.is_absolute() or not path.name:
+            raise ValueError(f"file_path: {file_path!r} is not the absolute path of a file")
+        return await self.put_archive(str(path.parent), _archive({path.name: content.encode(encoding)}))
+
+    async def initialize_tools(self) -> None:
+        """Make the tools of its configuration; calling it again changes nothing."""
+        for name, options in self.config.tools_config.items():
+            if name in self._tools:
+                continue
+            if ALIASES.get(name, name) not in ToolFactory.get_available_tools():
+                log.warning(
+                    "sandbox %s: there is no tool %r; known: %s", self.id, name, ToolFactory.get_available_tools()
+                )
+                continue
+            self.add_tool(ToolFactory.create_tool(name, **options), name)
+
+    def add_tool(self, tool: Tool, name: str | None = None) -> None:
+        """Offer a tool, if it is for this type of sandbox."""
+        if tool.required_sandbox_types and self.sandbox_type not in tool.required_sandbox_types:
+            log.warning("sandbox %s: the tool %r needs another type of sandbox", self.id, tool.name)
+        elif tool.enabled:
+            self._tools[name or tool.name] = tool
+
+    def get_tool(self, tool_name: str) -> Tool | None:
+        """By its name, or another one for it."""
+        others = [ALIASES.get(tool_name, tool_name), *(new for new, old in ALIASES.items() if old == tool_name)]
+        return next((self._tools[name] for name in (tool_name, *others) if name in self._tools), None)
+
+    def list_tools(self) -> list[str]:
+        """The names of its tools."""
+        return list(self._tools)
+
+    def get_available_tools(self) -> dict[str, Any]:
+        """Its tools, each in the form in which models are told of functions."""
+        schemas = {name: tool.schema for name, tool in self._tools.items()}
+        for name, schema in schemas.items():
+            schema["function"]["name"] = name
+        return schemas
+
+    async def execute_tool(self, tool_name: str, parameters: dict[str, Any] | None = None) -> ToolResult:
+        """What a tool does with these parameters. Its failure is a result; `ValueError` where there is no such tool."""
+        tool = self.get_tool(tool_name)
+        if not self.status.active:
+            raise ValueError(f"Sandbox {self.id} is not active (status: {self.status.value})")
+        if tool is None:
+            raise ValueError(f"Tool {tool_name} is not available")
+        return (await tool(self, parameters or {})).model_copy(update={"tool_name": tool_name})
+
+    def update_status(self, status: SandboxStatus) -> None:
+        """Move on; what cannot be is refused."""
+        if not self.status.may_become(status):
+            raise ValueError(f"sandbox {self.id}: {self.status.value} cannot become {status.value}")
+        self.status, self.updated_at = status, datetime.now()
+
+    def fail(self, error: BaseException | str) -> None:
+        """It is broken, and this is why."""
+        self.metadata["error"] = str(error) or repr(error)
+        self.update_status(SandboxStatus.ERROR)
+        log.warning(
+            "sandbox %s: %s", self.id, self.metadata["error"], extra={"sandbox": self.id, "action": "sandbox_error"}
+        )
+
+    def get_info(self) -> SandboxInfo:
+        """How it is now."""
+        return SandboxInfo(
+            id=self.id,
+            status=self.status,
+            type=str(self.sandbox_type),
+            config=self.config.model_dump(mode="json", exclude_none=True),
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            metadata=dict(self.metadata),
+            available_tools=self.get_available_tools(),
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+def _packed(source: Path) -> bytes:
+    """A folder as a tar archive."""
+    source = source.expanduser()
+    if not source.is_dir():
+        raise FileNotFoundError(f"put_dir: {source} is not a folder")
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for path in sorted(source.iterdir()):
+            archive.add(path, path.name)
+    return data.getvalue()
+
+
+def _archive(files: dict[str, bytes]) -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(content), 0o644
+            archive.addfile(entry, io.BytesIO(content))
+    return data.getvalue()

@@ -1,0 +1,129 @@
+"""Files in a sandbox's working folder, and nowhere else."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from schemas.sandbox import ExecutionStatus, ToolResult
+from worker.tools.base import Place, Tool, ToolParameters
+from worker.tools.registry import register_tool
+
+INSIDE = '''
+import os, shutil, stat, sys
+operation, path = sys.argv[1:]
+parts = [part for part in path.split("/") if part not in ("", ".")]
+
+def folder(names, make):
+    """Step by step, and never through a link: whatever the path says, this cannot leave."""
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    for name in names:
+        if make:
+            try: os.mkdir(name, dir_fd=fd)
+            except FileExistsError: pass
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+    return fd
+
+def regular(flags):
+    fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder(parts[:-1], flags & os.O_CREAT))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        raise OSError("it is not a regular file")
+    return fd
+
+try:
+    if operation == "exists":
+        try:
+            if parts: os.stat(parts[-1], dir_fd=folder(parts[:-1], False), follow_symlinks=False)
+            print("exists", end="")
+        except OSError:
+            print("does not exist", end="")
+    elif operation == "list":
+        os.fchdir(folder(parts, False))
+        sys.stdout.flush()
+        os.execvp("ls", ["ls", "-la"])
+    elif not parts:
+        raise OSError("it is the working folder itself")
+    elif operation == "read":
+        with open(regular(os.O_RDONLY), "rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    elif operation == "write":
+        fd = regular(os.O_WRONLY | os.O_CREAT)
+        os.ftruncate(fd, 0)
+        with open(fd, "wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+    elif operation == "delete":
+        try:
+            fd = folder(parts[:-1], False)
+            if stat.S_ISDIR(os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode):
+                shutil.rmtree(parts[-1], dir_fd=fd)
+            else:
+                os.unlink(parts[-1], dir_fd=fd)
+        except FileNotFoundError:
+            pass
+except OSError as error:
+    links = {40: "a link is in the way, and links are not followed", 20: "a part of the path is a link or no folder"}
+    sys.exit(f"{path}: {links.get(error.errno) or error.strerror or error}")
+'''
+"""Runs as the sandbox's own user: it could not do more than any program there, and does less."""
+
+
+@register_tool("file_operation")
+class FileOperation(Tool):
+    """Create, read, write, delete or list files in the working folder, or ask whether one exists."""
+
+    class Parameters(ToolParameters):
+        operation: str = Field(
+            description="What to do",
+            json_schema_extra={"enum": ["create", "read", "write", "delete", "list", "exists"]},
+        )
+        file_path: str = Field(description="A path in the working folder, absolute or relative to it")
+        content: str | None = Field(default=None, description="The text to write")
+        encoding: str = Field(default="utf-8", description="How text becomes bytes")
+
+    async def execute(
+        self,
+        sandbox_context: Place,
+        operation: str,
+        file_path: str,
+        content: str | None = None,
+        encoding: str = "utf-8",
+    ) -> ToolResult:
+        done: dict[str, Literal["read", "write", "delete", "list", "exists"]] = {
+            "create": "write", "read": "read", "write": "write", "delete": "delete", "list": "list", "exists": "exists",
+        }  # fmt: skip
+        if operation not in done:
+            return self.failure(f"Unknown operation: {operation}")
+        if not file_path.strip():
+            return self.failure("No file path provided")
+        if operation == "write" and content is None:
+            return self.failure("Content is required for write operation")
+        path = confined(file_path, sandbox_context.config.working_dir)
+        if path is None:
+            return self.failure(f"Path is outside of {sandbox_context.config.working_dir}: {file_path}")
+        try:
+            data = (content or "").encode(encoding)
+        except (LookupError, UnicodeError) as error:
+            return self.failure(f"encoding: {error}")
+        result = await sandbox_context.execute_python(
+            INSIDE, self.options.timeout, args=(done[operation], path), stdin=data, encoding=encoding
+        )
+        if result.status is not ExecutionStatus.SUCCESS:
+            why = result.stderr.strip() or f"it ended with {result.status}"
+            return self.failure(f"{operation} failed: {why}", status=result.status)
+        says = {"write": f"File written successfully: {file_path}", "delete": f"Successfully deleted: {file_path}"}
+        return self.result(says.get(done[operation], result.stdout))
+
+
+def confined(path: str, home: str) -> str | None:
+    """Relative to the working folder; nothing if it is not in there. Links are a matter of the other side."""
+    if "\0" in path:
+        return None
+    parts: list[str] = []
+    for part in (path if path.startswith("/") else f"{home}/{path}").split("/"):
+        if part == "..":
+            if not parts:
+                return None
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    start = home.strip("/").split("/")
+    return "/".join(parts[len(start) :]) or "." if parts[: len(start)] == start else None
