@@ -14,7 +14,7 @@ demo: ## install everything, evaluate a bundled benchmark end to end, print the 
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
-	@deploy/setup docker redis venv image testing
+	@deploy/setup docker redis venv image testing bench
 	@$(BIN)/pytest $(ARGS)
 
 bench: ## measure evalpool beside its peers, in one run (QUICK=1: in under five minutes)

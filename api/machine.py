@@ -12,7 +12,7 @@ images = typer.Typer(no_args_is_help=True, help="The sandbox images of this mach
 
 @images.command("build")
 def build(
-    recipe: Annotated[str, typer.Argument(help="A recipe of evalpool.")] = "python",
+    recipe: Annotated[str, typer.Argument(help="A recipe of evalpool: python, code, notebook.")] = "python",
     without: Annotated[str, typer.Option(metavar="TOOLCHAIN,...", help="Toolchains of the recipe to leave out.")] = "",
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Only if it is not there already.")] = False,
 ) -> None:
@@ -33,7 +33,7 @@ def build(
 
 @images.command("list")
 def list_images() -> None:
-    """List the sandbox images that are installed, and the languages they run."""
+    """List the sandbox images that are installed, with their languages and libraries."""
     from rich.console import Console
     from rich.padding import Padding
 

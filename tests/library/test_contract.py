@@ -94,6 +94,19 @@ async def test_lines_come_while_a_command_runs(sandbox: BoxSandbox) -> None:
     assert (await sandbox.execute_command("ps -eo args | grep -c '[s]leep 5432'")).stdout == "0\n"
 
 
+async def test_a_listener_that_fails_is_told_and_breaks_nothing(sandbox: BoxSandbox) -> None:
+    def heed(name: str, line: str) -> None:
+        raise RuntimeError(line)
+
+    with pytest.raises(RuntimeError, match="one"):
+        await sandbox.execute_command("echo one; echo two", stream=heed)
+    assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+    big = await sandbox.execute_command(["wc", "-c"], stdin=b"x" * (5 << 20))
+    assert big.stdout.strip() == str(5 << 20)
+    unread = await sandbox.execute_command(["true"], stdin=b"x" * (5 << 20))
+    assert unread.exit_code == 0
+
+
 async def test_who_stops_waiting_ends_the_command(sandbox: BoxSandbox) -> None:
     waiting = asyncio.create_task(sandbox.execute_command("touch began; sleep 6543"))
     while "began" not in (await sandbox.execute_command("ls")).stdout:
@@ -139,7 +152,7 @@ async def test_python_sees_the_files_of_the_folder_and_modules_there(sandbox: Bo
     ("tool", "parameters", "status", "error"),
     [
         ("python_executor", {"code": " "}, "error", "No code provided"),
-        ("python_executor", {"code": "import time; time.sleep(99)", "timeout": 0.3}, "timeout", "timed out after 0.3 seconds"),
+        ("python_executor", {"code": "import time; time.sleep(99)", "timeout": 0.3}, "timeout", "timed out after 0.3"),
         ("python_executor", {}, "error", "Invalid input: code: Field required"),
         ("python_executor", {"code": "1", "time_out": 1}, "error", "Invalid input: time_out: unknown field"),
         ("shell_executor", {"command": ""}, "error", "No command provided"),
@@ -148,13 +161,13 @@ async def test_python_sees_the_files_of_the_folder_and_modules_there(sandbox: Bo
         ("shell_executor", {"command": ["false"]}, "error", "Command failed with exit code 1"),
         ("bash", {"command": "echo no >&2; exit 1"}, "error", "no\n"),
         ("file_operation", {"operation": "read", "file_path": "none"}, "error", "read failed: none: No such file"),
-        ("file_operation", {"operation": "write", "file_path": "x"}, "error", "Content is required for write operation"),
+        ("file_operation", {"operation": "write", "file_path": "x"}, "error", "Content is required for write"),
         ("file_operation", {"operation": "read", "file_path": ""}, "error", "No file path provided"),
         ("file_operation", {"operation": "move", "file_path": "x"}, "error", "Unknown operation: move"),
         ("file_operation", {"operation": "read", "file_path": "../x"}, "error", "Path is outside of /sandbox"),
         ("file_operation", {"operation": "read", "file_path": "/etc/passwd"}, "error", "Path is outside of /sandbox"),
         ("file_operation", {"operation": "write", "file_path": "/sandbox-evil/x", "content": ""}, "error", "outside"),
-        ("file_operation", {"operation": "write", "file_path": "x", "content": "ü", "encoding": "ascii"}, "error", "encoding"),
+        ("file_operation", {"operation": "create", "file_path": "x", "content": "ü", "encoding": "ascii"}, "error", "codec"),
         ("notebook_executor", {"code": ""}, "error", "No code provided"),
     ],
 )  # fmt: skip

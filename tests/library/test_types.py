@@ -1,4 +1,4 @@
-"""What is particular to the types of sandboxes: how they fail, what they refuse, and types and tools of other people."""
+"""What is particular to types of sandboxes: how they fail, what they refuse, and types and tools of other people."""
 
 import asyncio
 import importlib.util
@@ -123,7 +123,9 @@ async def test_memory_and_processes_are_limited(engine_client: docker.DockerClie
         bomb = await sandbox.execute_command("bomb() { bomb | bomb & }; bomb; sleep 2", timeout=10)
         assert bomb.status is not ExecutionStatus.SUCCESS or "fork" in bomb.stderr
         assert (await sandbox.execute_command("echo alive")).stdout == "alive\n"
-        escaped = "import os\nif not os.fork():\n os.setsid()\n if not os.fork():\n  import time; time.sleep(7654)\n os._exit(0)\n"
+        escaped = (
+            "import os, time\nif not os.fork():\n os.setsid()\n if not os.fork():\n  time.sleep(7654)\n os._exit(0)\n"
+        )
         await sandbox.execute_tool("python_executor", {"code": escaped})
         assert (await sandbox.execute_command("ps -eo args | grep -c '[7]654'")).stdout == "0\n"
 
@@ -136,7 +138,7 @@ async def test_folders_of_the_host_are_copied_in_and_back(engine_client: docker.
         str(tmp_path / "out"): {"bind": "/sandbox/out", "mode": "rw"},
     }
     async with SandboxFactory.create_sandbox(SandboxType.DOCKER, DockerSandboxConfig(volumes=volumes)) as sandbox:
-        line = "cat in/a.txt > out/b.txt; echo changed > in/a.txt; ln -s /etc/passwd out/link; mkdir out/sub; mkfifo out/pipe"
+        line = "cat in/a.txt > out/b.txt; echo new > in/a.txt; cd out; ln -s /etc/passwd link; mkdir sub; mkfifo pipe"
         assert (await sandbox.execute_command(line)).exit_code == 0
     assert (tmp_path / "in" / "a.txt").read_text() == "a"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.txt", "sub"]

@@ -8,6 +8,7 @@ import pytest
 from docker.errors import ImageNotFound
 
 from api.cli import main
+from tests.conftest import missing
 from worker.sandbox import doctor, images
 
 TAG = "evalpool/toy:1"
@@ -43,12 +44,13 @@ def say(line: str) -> None:
 
 
 def test_every_recipe_can_be_read_and_its_check_knows_all_its_toolchains() -> None:
-    assert {"busybox", "code", "python"} <= set(images.recipes())
+    assert {"busybox", "code", "notebook", "python"} <= set(images.recipes())
     for name in images.recipes():
         recipe = images._read(name)
         assert recipe.base.startswith("debian:")
         assert all(f'"{toolchain}": (' in recipe.check[-1] for toolchain in recipe.toolchains)
     assert set(images._read("python").packages) == set(images._read("code").packages)
+    assert set(images._read("python").packages) < set(images._read("notebook").packages)
 
 
 def test_toolchains_are_left_out_with_their_packages_and_make_another_image(toy: Path) -> None:
@@ -112,6 +114,42 @@ def test_an_image_says_which_toolchains_it_has_and_in_which_versions(
         assert engine_client.images.get(TAG).id == second
     finally:
         engine_client.images.remove(TAG, force=True)
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("environment", [{}, {"HOME": "/box"}, {"HOME": "/nowhere", "MPLCONFIGDIR": "/tmp/mine"}])
+def test_the_notebook_image_draws_in_silence_and_writes_nowhere(
+    engine_client: docker.DockerClient, environment: dict[str, str]
+) -> None:
+    tag = images._read("notebook").tag
+    try:
+        engine_client.images.get(tag)
+    except ImageNotFound:
+        missing(f"no image {tag} here: evalpool images build notebook")
+    (image,) = (image for image in images.installed() if image.tag == tag)
+    assert "matplotlib 3." in image.languages
+    assert "pandas 1." in image.languages
+
+    own = ["/tmp/mine"] if "MPLCONFIGDIR" in environment else []
+    drawing = (
+        "import io, glob, matplotlib.pyplot as plt, pandas\n"
+        "pandas.DataFrame({'y': [1, 4, 9]}).plot(title='$x^2$')\n"
+        "plt.savefig(png := io.BytesIO())\n"
+        "plt.show()\n"
+        "print(png.getvalue()[1:4].decode(), glob.glob('/tmp/*') + glob.glob('/box/*') + glob.glob('/box/.*'))"
+    )
+    said = engine_client.containers.run(
+        tag,
+        ["python3", "-c", drawing],
+        environment=environment,
+        stderr=True,
+        remove=True,
+        network_mode="none",
+        user="54321:54321",
+        read_only=True,
+        tmpfs={"/tmp": "noexec,size=16m", "/box": "size=16m"},
+    )
+    assert said.decode().splitlines() == [f"PNG {own}"]
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ AT_ONCE = 16
 """Commands of one sandbox at a time; more wait."""
 KERNELS = 2
 """Interpreters that stay, beside them."""
+KEEPERS_MIB = 32
+"""What those need of ours that watch all of them."""
 SHELL = 'if command -v bash > /dev/null; then exec bash -c "$0"; fi; exec sh -c "$0"'
 UNPACK = """
 import sys, tarfile
@@ -71,7 +73,7 @@ class BoxSandbox(Sandbox):
         limits = self.config.resource_limits
         return Shape(
             "", self.config.memory_mib, limits.processes, limits.disk_mib, cpus=self.config.cpu_limit,
-            commands=AT_ONCE + KERNELS, home=self.config.working_dir,
+            extra_mib=KEEPERS_MIB, commands=AT_ONCE + KERNELS, home=self.config.working_dir,
         )  # fmt: skip
 
     async def start(self) -> None:
@@ -158,19 +160,23 @@ class BoxSandbox(Sandbox):
             command, env=self.config.env_vars | command.env, output_bytes=self.config.resource_limits.output_bytes
         )
         output = Output(self.id, stream)
-        async with self._turns:
-            box = self._living()
-            running = box.spawn(command, output.hear)
-            try:
-                running.feed(stdin.encode() if isinstance(stdin, str) else stdin, last=True)
-                outcome = await asyncio.shield(running.over)
-            except SandboxLost as error:
-                if self.status is not SandboxStatus.STOPPING:
-                    self.fail(error)
-                raise
-            except asyncio.CancelledError:
-                running.stop()  # nobody waits for it any more
-                raise
+        await self._turns.acquire()
+        try:
+            running = self._living().spawn(command, output.hear)
+        except BaseException:
+            self._turns.release()
+            raise
+        running.over.add_done_callback(lambda _: self._turns.release())  # not before: it may outlive its caller
+        try:
+            running.feed(stdin.encode() if isinstance(stdin, str) else stdin, last=True)
+            outcome = await asyncio.shield(running.over)
+        except SandboxLost as error:
+            if self.status is not SandboxStatus.STOPPING:
+                self.fail(error)
+            raise
+        except asyncio.CancelledError:
+            running.stop()  # nobody waits for it any more
+            raise
         return output.result(command, outcome, encoding)
 
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
@@ -213,6 +219,7 @@ class Output:
         self._sandbox, self._stream = sandbox, stream
         self._kept = {STDOUT: bytearray(), STDERR: bytearray()}
         self._told = {STDOUT: 0, STDERR: 0}
+        self._problem: Exception | None = None
 
     def hear(self, stream: int, data: bytes) -> None:
         """More of it."""
@@ -221,15 +228,18 @@ class Output:
         kept = self._kept[stream]
         kept += data
         if self._stream is not False:
-            end = kept.rfind(b"\n") + 1
-            self._tell(stream, end)
+            self._tell(stream, kept.rfind(b"\n") + 1)
 
     def _tell(self, stream: int, end: int) -> None:
         start, self._told[stream] = self._told[stream], max(end, self._told[stream])
         for line in self._kept[stream][start:end].splitlines():
             text = line.decode("utf-8", "replace")
             if callable(self._stream):
-                self._stream(NAMES[stream], text)
+                try:
+                    self._stream(NAMES[stream], text)
+                except Exception as error:  # the caller's own: it is raised where the caller is
+                    self._problem, self._stream = error, False
+                    return
             else:
                 log.debug("%s %s: %s", self._sandbox, NAMES[stream], text)
 
@@ -237,6 +247,8 @@ class Output:
         """All of it."""
         for stream in self._kept if self._stream is not False else ():
             self._tell(stream, len(self._kept[stream]))  # a last line without an end
+        if self._problem is not None:
+            raise self._problem
         status, code = ExecutionStatus.ERROR, outcome.exit_code
         if code is None:
             code = 128 + (outcome.signal or 0)

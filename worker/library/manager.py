@@ -92,6 +92,7 @@ class LocalSandboxManager:
 
     async def list_sandboxes(self, status_filter: SandboxStatus | str | None = None) -> list[SandboxInfo]:
         """All of them, those of the pool included; or those of one status."""
+        await self._bury()
         wanted = None if status_filter is None else SandboxStatus(status_filter)
         infos = [sandbox.get_info() for sandbox in (*self._sandboxes.values(), *self._members.values())]
         return [info for info in infos if wanted in (None, info.status)]
@@ -189,15 +190,15 @@ class LocalSandboxManager:
             self._members[member.box] = member
             return member.box
 
-        pool, shape = Pool(make, size, MAX_USES, spare=0), first.shape
+        pool = Pool(make, size, MAX_USES, spare=0)
         try:
-            await pool.warm(shape)
+            await pool.warm(first.shape)
         except BaseException:
             await pool.close()
             await self.cleanup_all_sandboxes()
             raise
-        # every member has the shape that its image gave it: they are interchangeable all the same
-        self._pool, self._shape, self._pool_size = pool, shape, size
+        self._pool, self._pool_size = pool, size
+        self._shape = next(iter(self._members)).shape  # with the image that was found for it
         return [member.id for member in self._members.values()]
 
     async def execute_tool_in_pool(
@@ -227,10 +228,16 @@ class LocalSandboxManager:
             raise ValueError(f"Sandbox {sandbox_id} not found")
         return sandbox
 
+    async def _bury(self) -> None:
+        """Members that the pool has put away, or that have died: it makes others."""
+        for box in [box for box in self._members if not box.alive]:
+            await self._members.pop(box).stop()
+
     async def _look_after(self) -> None:
         """Forget what has died of itself."""
         while True:
             await asyncio.sleep(self.config.cleanup_interval or LOOK_SECONDS)
+            await self._bury()
             for sandbox_id, sandbox in list(self._sandboxes.items()):
                 if sandbox.get_info().status is SandboxStatus.ERROR:
                     with suppress(EvalpoolError):

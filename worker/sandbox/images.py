@@ -29,7 +29,7 @@ from requests.exceptions import RequestException
 RECIPE_LABEL = "org.evalpool.recipe"  # hash of the recipe's files: tells a stale image from a current one
 PYTHON_LABEL = "org.evalpool.python"
 TOOLCHAINS_LABEL = "org.evalpool.toolchains"  # names, with commas between them
-VERSIONS_LABEL = "org.evalpool.versions"  # JSON: toolchain → its tool and version
+VERSIONS_LABEL = "org.evalpool.versions"  # JSON: toolchain → its tool and version; or library → its own
 
 _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE.parents[1] / "images", _HERE / "recipes")  # a checkout, an installed wheel
@@ -52,7 +52,7 @@ class Image:
     created: datetime
     python: str | None
     toolchains: dict[str, str]
-    """Name → its tool and version."""
+    """Name → its tool and version; libraries, too, where the image is there for them."""
 
     @property
     def languages(self) -> str:
@@ -71,7 +71,7 @@ class _Recipe(BaseModel):
     packages: list[str]
     python: str | None = None
     check: list[str] = []
-    """A command. With toolchains, it gets their names as arguments and prints their versions as JSON."""
+    """A command. It gets the names of the toolchains as arguments, and what it prints are versions, as JSON."""
     toolchains: dict[str, list[str]] = {}
     """Name → packages, on top of those that are always there."""
 
@@ -254,7 +254,7 @@ def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> dict[
         with suppress(APIError):  # the Dockerfile may have given the same once more, and an image in use stands on it
             engine.images.remove(image_id)
         raise ImageBuildFailed(f"The new image fails the check in {recipe.folder}/recipe.toml:\n{_tail(said)}")
-    return {VERSIONS_LABEL: found.strip()} if recipe.toolchains else {}
+    return {VERSIONS_LABEL: found.strip()} if found.strip() else {}
 
 
 def _labelled(engine: docker.DockerClient, image_id: str, labels: dict[str, str]) -> str:

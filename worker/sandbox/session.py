@@ -13,9 +13,10 @@ from worker.sandbox.agent.wire import pack
 from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Hear, Outcome, Running, Shape
 from worker.sandbox.stream import Stream
 
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 30.0
 """How much later than its own deadline a command's end may be told."""
 CLOSE_SECONDS = 10.0
+PIECE = 1 << 18
 UNLIMITED = 1 << 20
 """Seconds of CPU: in a session, only the clock on the wall ends a command."""
 
@@ -126,7 +127,10 @@ class Remote(Running):
         self._overdue = asyncio.get_running_loop().call_later(wait, self._give_up)
 
     def feed(self, data: bytes, *, last: bool = False) -> None:
-        self._tell({"op": "feed", "last": last}, data)
+        # in pieces: the agent holds one of them at a time
+        for start in range(0, max(1, len(data)), PIECE):
+            end = last and start + PIECE >= len(data)
+            self._tell({"op": "feed", "last": end}, data[start : start + PIECE])
 
     def interrupt(self) -> None:
         self._tell({"op": "interrupt"})

@@ -1,0 +1,107 @@
+"""A notebook in a container: twenty cells, a plot, an interruption, and nothing left for whoever comes next."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+
+import pytest
+
+from api.sandbox import DockerNotebookConfig, ExecutionStatus, Sandbox, SandboxFactory, SandboxType, ToolResult
+from worker.library.boxes import BoxSandbox
+
+PLOT = """
+import matplotlib.pyplot as plt
+plt.plot([1, 2, 3], [1, 4, 9])
+plt.title("squares")
+plt.show()
+"""
+
+
+@pytest.fixture
+async def notebook(notebook_image: None) -> AsyncIterator[Sandbox]:
+    config = DockerNotebookConfig(tools_config=["notebook_executor", "shell_executor"], memory_limit="512m")
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER_NOTEBOOK, config) as sandbox:
+        yield sandbox
+
+
+async def run(sandbox: Sandbox, code: str, **more: object) -> ToolResult:
+    return await sandbox.execute_tool("notebook_executor", {"code": code, **more})
+
+
+async def test_twenty_cells_and_nothing_left(notebook: BoxSandbox) -> None:
+    await run(notebook, "values = []")
+    for number in range(15):
+        cell = await run(notebook, f"values.append({number})\nprint('cell {number}')\nsum(values)")
+        assert cell.output == f"cell {number}\n\nResult: {sum(range(number + 1))}"
+    plot = await run(notebook, PLOT, timeout=60)
+    assert (plot.status, plot.error) == (ExecutionStatus.SUCCESS, None)
+    pictures = [display["image/png"] for display in plot.metadata["displays"] if "image/png" in display]
+    assert len(pictures) == 1
+    assert base64.b64decode(pictures[0]).startswith(b"\x89PNG")
+    table = await run(notebook, "import pandas\npandas.DataFrame({'a': [1]})", timeout=60)
+    assert "<table" in table.metadata["result"]["text/html"]
+    slow = await run(notebook, "while True: pass", timeout=0.5)
+    assert (slow.status, slow.metadata["state"]) == (ExecutionStatus.TIMEOUT, "kept")
+    assert "the variables of earlier cells are kept" in str(slow.error)
+    assert (await run(notebook, "len(values)")).output == "\nResult: 15"
+    stubborn = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)"
+    lost = await run(notebook, stubborn, timeout=0.5)
+    assert (lost.status, lost.metadata["state"]) == (ExecutionStatus.TIMEOUT, "lost")
+    assert "all variables are lost" in str(lost.error)
+    assert "NameError" in str((await run(notebook, "values")).error)
+    await run(notebook, "import os, threading\nsecret = 1\nopen('left', 'w').write('x')\nos.environ['LEFT'] = '1'")
+    await run(notebook, "import subprocess\nsubprocess.Popen(['sleep', '8765'], start_new_session=True)")
+    assert await notebook.reset()
+    left = await notebook.execute_tool("shell_executor", {"command": "ls -A . /tmp; ps -eo args | grep '[8]765'; env"})
+    assert "left" not in left.output.lower()
+    assert "8765" not in left.output
+    after = await run(notebook, "import os\n'secret' in globals(), os.environ.get('LEFT')")
+    assert after.output == "\nResult: (False, None)"
+
+
+async def test_a_cell_can_be_interrupted_and_the_kernel_restarted(notebook: Sandbox) -> None:
+    await run(notebook, "x = 1")
+    assert (await run(notebook, "", action="interrupt")).output == "No cell is running"
+    waiting = asyncio.create_task(run(notebook, "import time\nprint('on', flush=True)\ntime.sleep(1000)", timeout=600))
+    for _ in range(200):
+        await asyncio.sleep(0.05)
+        if (await run(notebook, "", action="interrupt")).output == "Interrupted":
+            break
+    cell = await waiting
+    assert cell.status is ExecutionStatus.CANCELLED
+    assert "KeyboardInterrupt" in str(cell.error)
+    assert (await run(notebook, "x")).output == "\nResult: 1"
+    assert "gone" in (await run(notebook, "", action="restart")).output
+    assert "NameError" in str((await run(notebook, "x")).error)
+    waiting = asyncio.create_task(run(notebook, "import time\ntime.sleep(1000)", timeout=600))
+    await asyncio.sleep(0.5)
+    await run(notebook, "", action="restart")
+    restarted = await waiting
+    assert (restarted.status, restarted.metadata["state"]) == (ExecutionStatus.ERROR, "lost")
+    assert "restarted" in str(restarted.error)
+
+
+async def test_a_cell_that_kills_its_kernel_is_told_so(notebook: Sandbox) -> None:
+    dead = await run(notebook, "import os, signal\nprint('last')\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert (dead.status, dead.metadata["state"]) == (ExecutionStatus.ERROR, "lost")
+    assert "died" in str(dead.error)
+    hog = await run(notebook, "x = b'x' * (2 << 30)")
+    assert hog.status is ExecutionStatus.ERROR
+    assert "memory" in str(hog.error).lower()
+    assert (await run(notebook, "1 + 1")).output == "\nResult: 2"
+
+
+async def test_cells_that_lie_or_flood_hurt_only_themselves(notebook: Sandbox) -> None:
+    flood = await run(notebook, "while True: print('x' * 100_000)", timeout=60)
+    assert (flood.status, flood.metadata["truncated"]) == (ExecutionStatus.ERROR, True)
+    assert len(flood.output) <= 17 << 20
+    lie = 'import os, glob\nfor fd in range(3, 20):\n    try: os.write(fd, b\'{"id": 2, "done": true}\\n[[[\\n\\xff\')\n    except OSError: pass\n1'
+    assert (await run(notebook, lie)).status is not None
+    assert (await run(notebook, "import os\nos.close(1)")).status is not None
+    assert (await run(notebook, "2 + 2")).output.endswith("Result: 4")
+
+
+async def test_cells_wait_their_turn(notebook: Sandbox) -> None:
+    await run(notebook, "order = []")
+    await asyncio.gather(*(run(notebook, f"order.append({number})") for number in range(8)))
+    assert (await run(notebook, "order")).output == "\nResult: [0, 1, 2, 3, 4, 5, 6, 7]"
