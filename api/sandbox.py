@@ -13,8 +13,9 @@ from schemas.sandbox import (
     SandboxType,
     ToolResult,
 )
-from worker.library.boxes import DockerSandbox
+from worker.library.docker import DockerSandbox
 from worker.library.factory import SandboxFactory, register_sandbox
+from worker.library.local import LocalProcessSandbox
 from worker.library.manager import LocalSandboxManager, SandboxManagerFactory
 from worker.library.sandbox import Sandbox
 from worker.tools.base import Tool, ToolOptions, ToolParameters
@@ -26,6 +27,7 @@ __all__ = [
     "DockerSandbox",
     "DockerSandboxConfig",
     "ExecutionStatus",
+    "LocalProcessSandbox",
     "LocalSandboxManager",
     "Sandbox",
     "SandboxConfig",

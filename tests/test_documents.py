@@ -1,7 +1,10 @@
 """The documents say what the code does, and the compose file keeps its promises."""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -25,14 +28,10 @@ def section(heading: str) -> str:
     return README.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
 
 
-def table(heading: str) -> dict[str, list[str]]:
-    """The rows of the table under a heading: the name in the first cell → the other cells."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in section(heading).splitlines()
-        if line[:3] == "| `"
-    ]
-    assert len({row[0] for row in rows}) == len(rows), f"a row of {heading!r} is there twice"
+def table(text: str) -> dict[str, list[str]]:
+    """The rows of the table in a text: the name in the first cell → the other cells."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:3] == "| `"]
+    assert len({row[0] for row in rows}) == len(rows), "a row is there twice"
     return {row[0].strip("`"): row[1:] for row in rows}
 
 
@@ -51,7 +50,7 @@ def test_the_readme_is_short_and_runs_something_on_its_first_screen() -> None:
 
 
 def test_the_configuration_table_lists_every_setting_with_its_default() -> None:
-    shown = table("Configuration")
+    shown = table((ROOT / "docs" / "configuration.md").read_text())
     assert list(shown) == [f"EVALPOOL_{name.upper()}" for name in Settings.model_fields]
     for name, field in Settings.model_fields.items():
         default, meaning = shown[f"EVALPOOL_{name.upper()}"]
@@ -70,19 +69,29 @@ def as_shown(default: object) -> str:
 
 
 def test_the_verdict_table_lists_every_verdict_and_whether_it_is_scored() -> None:
-    shown = table("What comes back")
+    shown = table(section("What comes back"))
     assert {name: cells[-1] for name, cells in shown.items()} == {
         verdict.value: "yes" if verdict.scored else "no" for verdict in Verdict
     }
 
 
-def test_the_python_in_the_readme_imports_what_there_is() -> None:
-    (block,) = code("python")
-    imports = [node for node in ast.parse(block).body if isinstance(node, ast.ImportFrom)]
-    assert imports
-    for node in imports:
+def test_the_python_in_the_documents_imports_what_there_is() -> None:
+    blocks = [block for document in DOCUMENTS for block in code("python", document.read_text())]
+    assert len(blocks) > 2
+    for node in (node for block in blocks for node in ast.walk(ast.parse(block)) if isinstance(node, ast.ImportFrom)):
         for name in node.names:
             assert hasattr(import_module(str(node.module)), name.name)
+
+
+@pytest.mark.docker
+def test_the_library_in_the_readme_prints_what_it_says(engine_client: object, tmp_path: Path) -> None:
+    (block,) = [block for block in code("python") if "register_tool" in block]
+    (tmp_path / "example.py").write_text(block)
+    command, env = [sys.executable, str(tmp_path / "example.py")], os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "6\n42\n\n"
+    tool = block[block.index("@register_tool") : block.index("async def main")]
+    assert len(tool.strip().splitlines()) <= 15
 
 
 # -- commands, files, links --------------------------------------------------------------------------------------------

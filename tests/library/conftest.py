@@ -7,7 +7,7 @@ import pytest
 
 from api.sandbox import Sandbox, SandboxFactory, SandboxType
 from tests.conftest import missing
-from worker.library.boxes import BoxSandbox
+from worker.library.box import BoxSandbox
 from worker.sandbox.engine import Engine
 
 TOOLS = ["python_executor", "shell_executor", "file_operation", "notebook_executor"]

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from api.sandbox import DockerNotebookConfig, ExecutionStatus, Sandbox, SandboxFactory, SandboxType, ToolResult
-from worker.library.boxes import BoxSandbox
+from worker.library.box import BoxSandbox
 
 PLOT = """
 import matplotlib.pyplot as plt
@@ -95,7 +95,13 @@ async def test_cells_that_lie_or_flood_hurt_only_themselves(notebook: Sandbox) -
     flood = await run(notebook, "while True: print('x' * 100_000)", timeout=60)
     assert (flood.status, flood.metadata["truncated"]) == (ExecutionStatus.ERROR, True)
     assert len(flood.output) <= 17 << 20
-    lie = 'import os, glob\nfor fd in range(3, 20):\n    try: os.write(fd, b\'{"id": 2, "done": true}\\n[[[\\n\\xff\')\n    except OSError: pass\n1'
+    lie = """
+import os
+for fd in range(3, 20):
+    try: os.write(fd, b'{"id": 2, "done": true}\\n[[[\\n\\xff')
+    except OSError: pass
+1
+"""
     assert (await run(notebook, lie)).status is not None
     assert (await run(notebook, "import os\nos.close(1)")).status is not None
     assert (await run(notebook, "2 + 2")).output.endswith("Result: 4")

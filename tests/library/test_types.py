@@ -11,7 +11,7 @@ import docker
 import pytest
 from pydantic import BaseModel, ValidationError
 
-import worker.library.boxes as boxes
+import worker.library.local as local
 from api.sandbox import (
     DockerSandboxConfig,
     ExecutionStatus,
@@ -148,7 +148,7 @@ async def test_folders_of_the_host_are_copied_in_and_back(engine_client: docker.
 async def test_without_bubblewrap_it_says_so_loudly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(boxes, "bubblewrap", lambda: None)
+    monkeypatch.setattr(local, "bubblewrap", lambda: None)
     async with SandboxFactory.create_sandbox(SandboxType.LOCAL_PROCESS) as sandbox:
         assert sandbox.get_info().metadata["walls"] == "none"
         assert (await sandbox.execute_command("echo 1")).stdout == "1\n"

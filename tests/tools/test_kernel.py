@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "worker" / "tools" / "kernel.py"
+from worker.tools.notebook import source
+
+SOURCE = source()
 PATIENCE = 60.0
 
 PYPLOT = """
@@ -81,7 +83,7 @@ class Notebook:
 
     def __init__(self, folder: Path) -> None:
         wire, end = os.pipe()
-        command = ["bash", "-c", f'exec "$0" -c "$1" 3>&{end} {end}>&-', sys.executable, SOURCE.read_text()]
+        command = ["bash", "-c", f'exec "$0" -c "$1" 3>&{end} {end}>&-', sys.executable, SOURCE]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=[end], cwd=folder, env={"PATH": os.environ["PATH"]}
@@ -748,7 +750,7 @@ def test_much_output_passes(notebook: Notebook) -> None:
 
 def batch(folder: Path, text: str, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     (folder / "main.py").write_text(text)
-    command = [sys.executable, "-c", SOURCE.read_text(), "main.py", *args]
+    command = [sys.executable, "-c", SOURCE, "main.py", *args]
     return subprocess.run(
         command, cwd=folder, input=stdin, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
@@ -819,7 +821,7 @@ def test_a_batch_has_plots_and_an_event_loop(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SOURCE.read_text(), "nowhere.py"]
+    command = [sys.executable, "-c", SOURCE, "nowhere.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 1
     assert "No such file" in ended.stderr

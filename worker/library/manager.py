@@ -18,7 +18,7 @@ from schemas.sandbox import (
     SandboxType,
     ToolResult,
 )
-from worker.library.boxes import BoxSandbox
+from worker.library.box import BoxSandbox
 from worker.library.factory import SandboxFactory
 from worker.library.sandbox import Sandbox
 from worker.pool import Pool

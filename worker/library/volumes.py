@@ -13,7 +13,7 @@ from schemas.sandbox import ExecutionStatus
 from worker.tools.files import confined
 
 if TYPE_CHECKING:
-    from worker.library.boxes import BoxSandbox
+    from worker.library.box import BoxSandbox
 
 PACK = """
 import os, sys, tarfile

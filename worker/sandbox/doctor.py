@@ -1,5 +1,6 @@
 """Is this machine fit to run untrusted programs? Each question with its answer and, where it is no, the remedy."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -49,10 +50,11 @@ def _images(client: docker.DockerClient) -> Iterator[Finding]:
         if tag != name:
             size = f"{other.size_bytes / 1e6:.0f} MB"
             yield Finding("another image", True, f"{tag} {other.id[7:19]}, {size}: {other.languages}")
-    if not any(tag.startswith("evalpool/code:") for tag in known):
-        yield Finding("another image", True, "for languages besides Python and bash: evalpool images build code")
+    for recipe, what in (("code", "languages besides Python and bash"), ("notebook", "notebooks with plots")):
+        if not any(tag.startswith(f"evalpool/{recipe}:") for tag in known):
+            yield Finding("another image", True, f"for {what}: evalpool images build {recipe}")
     tools = "; ".join(f"{tool}: {', '.join(languages)}" for tool, languages in LANGUAGES.items())
-    yield Finding("tools", True, tools)
+    yield Finding("tools", True, f"{tools}; and in the library, file_operation")
 
 
 def _engine(info: dict[str, object]) -> Iterator[Finding]:
@@ -65,6 +67,9 @@ def _engine(info: dict[str, object]) -> Iterator[Finding]:
 
 
 def _kernel() -> Iterator[Finding]:
+    walls = shutil.which("bwrap")
+    none = "no bubblewrap: sandboxes of the type LOCAL_PROCESS would have no walls (apt-get install bubblewrap)"
+    yield Finding("without docker", True, f"LOCAL_PROCESS behind {walls}" if walls else none)
     swap = Path("/proc/swaps").read_text().count("\n") > 1
     yield Finding("swap", True, "on: limits hold, but a host under pressure gets slow" if swap else "off")
     pattern = Path("/proc/sys/kernel/core_pattern").read_text().strip()

@@ -14,26 +14,18 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from schemas.errors import SandboxLost
 from schemas.limits import Limits
-from worker.sandbox.agent.filter import assemble
 from worker.sandbox.agent.kernel import DESCRIPTORS, descendants
-from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
+from worker.sandbox.base import STDERR, STDOUT, Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
+from worker.sandbox.process import Local, usage
 
 FIRST_UID, UIDS = 1 << 20, 1 << 30
-GULP = 1 << 15
-SIGNALS = 64
-"""A status of 128 and up to so many more is a signal, as bubblewrap tells it."""
 BIND = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts")
-SHIFT = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.execvp(sys.argv[2], sys.argv[2:])"
-"""Gives a command its third descriptor under the number that it expects."""
-DRAIN_SECONDS, SAMPLE_SECONDS = 1.0, 0.1
 CODE = "/code"
 _numbers = itertools.count(1)
 _HARNESS = """
@@ -67,17 +59,6 @@ def _folders() -> tuple[Path, Path]:
     root.chmod(0o711)
     (root / "code").mkdir(mode=0o755)
     return root / "work", root / "code"
-
-
-def usage(pids: set[int]) -> Usage:
-    """Of these processes, as far as they still are there."""
-    ticks = memory = 0
-    for pid in pids:
-        with suppress(OSError, ValueError, IndexError):
-            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(words[11]) + int(words[12])
-            memory += int(words[21]) * resource.getpagesize()
-    return Usage(ticks / os.sysconf("SC_CLK_TCK"), memory, len(pids))
 
 
 class LocalSandbox(Sandbox):
@@ -256,148 +237,3 @@ class LocalSandbox(Sandbox):
     def _own(self, path: Path) -> None:
         if self._uid is not None:
             os.chown(path, self._uid, self._uid, follow_symlinks=False)
-
-
-class Local(Running):
-    """A process of this machine."""
-
-    def __init__(self, sandbox: LocalSandbox, command: Command, hear: Hear, script: Path | None) -> None:
-        super().__init__()
-        self._sandbox, self._command, self._hear, self._script = sandbox, command, hear, script
-        self._input: asyncio.Queue[bytes] = asyncio.Queue()
-        self._total = {STDOUT: 0, STDERR: 0, SIDE: 0}
-        self._ended = "itself"
-        self._stopped = asyncio.Event()
-        self.pid = 0
-
-    def begin(self, argv: tuple[str, ...], cwd: str, env: dict[str, str], limit: partial[None]) -> None:
-        """On its way."""
-        self._task = asyncio.create_task(self._go(argv, cwd, env, limit))
-
-    def feed(self, data: bytes, *, last: bool = False) -> None:
-        for part in (data, b"") if last else (data,):
-            if part or last:
-                self._input.put_nowait(part)
-
-    def interrupt(self) -> None:
-        for pid in descendants(self.pid) if self._sandbox.walls else (self.pid,):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGINT)
-
-    def stop(self) -> None:
-        self._end("stopped")
-
-    def _end(self, how: str) -> None:
-        if self._ended == "itself":
-            self._ended = how
-        self._stopped.set()
-
-    async def _go(self, argv: tuple[str, ...], cwd: str, env: dict[str, str], limit: partial[None]) -> None:
-        try:
-            outcome = await self._process(argv, cwd, env, limit)
-        except Exception as error:
-            self.over.set_exception(SandboxLost(f"the command could not be run: {error}"))
-        else:
-            if self._sandbox.alive:
-                self.over.set_result(outcome)
-            else:
-                self.over.set_exception(SandboxLost("the sandbox was closed"))
-        finally:
-            if self._script is not None:
-                self._script.unlink(missing_ok=True)
-
-    async def _process(self, argv: tuple[str, ...], cwd: str, env: dict[str, str], limit: partial[None]) -> Outcome:
-        sandbox, side, passed = self._sandbox, -1, []
-        if self._command.side:
-            side, other = os.pipe()
-            passed.append(other)
-            argv = (sandbox.python, "-c", SHIFT, str(other), *argv)
-        if sandbox.walls:
-            passed.append(os.memfd_create("filter", 0))
-            os.write(passed[-1], assemble())
-            os.lseek(passed[-1], 0, os.SEEK_SET)
-            argv = sandbox.wall(argv, cwd, passed[-1])
-        started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv, cwd="/" if sandbox.walls else cwd, env=env, start_new_session=True, preexec_fn=limit,
-                pass_fds=passed, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )  # fmt: skip
-        except OSError as error:  # there is no such program: as a shell would say it
-            self._hear(STDERR, f"{error.filename or argv[0]}: {error.strerror}\n".encode())
-            return _outcome("itself", 127, started, before, self._total)
-        finally:
-            for fd in passed:
-                os.close(fd)
-        self.pid = process.pid
-        assert process.stdout
-        assert process.stderr
-        pumps = [self._pump(process.stdout, STDOUT), self._pump(process.stderr, STDERR)]
-        if side >= 0:
-            reader = asyncio.StreamReader()
-            pipe = os.fdopen(side, "rb", 0)
-            await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-            pumps.append(self._pump(reader, SIDE))
-        tasks = [asyncio.create_task(pump) for pump in (self._feed(process), *pumps)]
-        stopped, over = asyncio.create_task(self._stopped.wait()), asyncio.create_task(process.wait())
-        deadline, used = started + self._command.wall_seconds, Usage(0, 0, 0)
-        while not (stopped.done() or over.done()):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                self._end("wall")
-                break
-            await asyncio.wait((stopped, over), timeout=min(left, SAMPLE_SECONDS), return_when=asyncio.FIRST_COMPLETED)
-            now = usage({process.pid, *descendants(process.pid)})
-            used = Usage(max(used.cpu_seconds, now.cpu_seconds), max(used.memory_bytes, now.memory_bytes), 1)
-        with suppress(ProcessLookupError, PermissionError):  # behind walls, all the rest ends with the first
-            os.killpg(process.pid, signal.SIGKILL)
-        status = await over
-        stopped.cancel()
-        # What was written is read to the end; but one that left our group may hold the pipes for ever.
-        await asyncio.wait(tasks[1:], timeout=DRAIN_SECONDS)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if sandbox.walls and 128 < status <= 128 + SIGNALS:
-            status = 128 - status
-        outcome = _outcome(self._ended, status, started, before, self._total)
-        # Behind walls it is nobody's child that we could ask the kernel about: what was seen of it must do.
-        return replace(outcome, cpu_seconds=max(outcome.cpu_seconds, used.cpu_seconds))
-
-    async def _feed(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin
-        with suppress(ConnectionError):
-            while data := await self._input.get():
-                process.stdin.write(data)
-                await process.stdin.drain()
-        process.stdin.close()
-
-    async def _pump(self, reader: asyncio.StreamReader, stream: int) -> None:
-        while data := await reader.read(GULP):
-            room = self._command.output_bytes + 1 - self._total[stream]
-            self._total[stream] += len(data)
-            if room > 0:
-                self._hear(stream, data[:room])
-            if len(data) >= room:
-                self._end("output")
-
-
-def _outcome(ended: str, status: int, started: float, before: resource.struct_rusage, total: dict[int, int]) -> Outcome:
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Outcome(
-        ended=ended,
-        exit_code=status if status >= 0 else None,
-        signal=-status if status < 0 else None,
-        checked=False,
-        said="",
-        stdout=b"",
-        stderr=b"",
-        stdout_total=total[STDOUT],
-        stderr_total=total[STDERR],
-        wall_seconds=time.monotonic() - started,
-        cpu_seconds=max(0.0, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
-        memory_bytes=after.ru_maxrss << 10,
-        oom_kills=0,
-        processes=1,
-    )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import secrets
 from contextlib import suppress
 from functools import lru_cache
@@ -29,8 +30,10 @@ ENV = {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
 
 @lru_cache(maxsize=1)
 def source() -> str:
-    """The program that runs inside."""
-    return Path(__file__).with_name("kernel.py").read_text()
+    """The program that runs inside: two modules of ours as one text."""
+    mime, kernel = (Path(__file__).with_name(name).read_text() for name in ("mime.py", "kernel.py"))
+    apart = re.compile(r"^from (__future__|worker\.tools\.mime) import .*\n", re.MULTILINE)
+    return mime + apart.sub("", kernel)
 
 
 class Cell:

@@ -1,0 +1,190 @@
+"""A sandbox around one of the worker's own: the types that come with evalpool differ in how theirs is made."""
+
+import asyncio
+import tarfile
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from schemas.errors import SandboxLost
+from schemas.sandbox import CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
+from worker.library.output import Output
+from worker.library.sandbox import Heed, Sandbox
+from worker.sandbox.base import Command, Shape
+from worker.sandbox.base import Sandbox as Box
+from worker.tools.files import confined
+
+AT_ONCE = 16
+"""Commands of one sandbox at a time; more wait."""
+KERNELS = 2
+"""Interpreters that stay, beside them."""
+KEEPERS_MIB = 32
+"""What those need of ours that watch all of them."""
+SHELL = 'if command -v bash > /dev/null; then exec bash -c "$0"; fi; exec sh -c "$0"'
+UNPACK = """
+import sys, tarfile
+with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
+    for entry in archive:
+        if entry.name.startswith("/") or ".." in entry.name.split("/"):
+            sys.exit(entry.name + " leads out of the folder")
+        if entry.isfile() or entry.isdir() or entry.issym():
+            entry.mode |= 0o700 if entry.isdir() else 0o600
+            archive.extract(entry, sys.argv[1])
+"""
+
+
+class BoxSandbox(Sandbox):
+    """One that is made of a box of ours."""
+
+    def __init__(self, config: SandboxConfig, sandbox_id: str | None = None) -> None:
+        super().__init__(config, sandbox_id)
+        self.box: Box | None = None
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    @abstractmethod
+    async def _make(self) -> Box:
+        """A started box of its own."""
+
+    @property
+    def shape(self) -> Shape:
+        """What it is born with."""
+        limits = self.config.resource_limits
+        return Shape(
+            "", self.config.memory_mib, limits.processes, limits.disk_mib, cpus=self.config.cpu_limit,
+            extra_mib=KEEPERS_MIB, commands=AT_ONCE + KERNELS, home=self.config.working_dir,
+        )  # fmt: skip
+
+    async def start(self) -> None:
+        if self.status.active:
+            return
+        if self.status is not SandboxStatus.INITIALIZING:
+            self.update_status(SandboxStatus.INITIALIZING)
+        try:
+            self.box = await self._make()
+            self.metadata |= {"container_id": self.box.id, "image_digest": self.box.image_digest}
+            self.metadata.pop("error", None)
+            self._tools.clear()
+            await self.initialize_tools()
+            self.update_status(SandboxStatus.RUNNING)
+            await self._prepare()
+        except BaseException as error:
+            await self.cleanup()
+            self.fail(error)
+            raise
+
+    async def _prepare(self) -> None:
+        """What is to be done when it runs."""
+
+    async def stop(self) -> None:
+        if self.status is SandboxStatus.STOPPED:
+            return
+        broken = self.status is SandboxStatus.ERROR
+        try:
+            if not broken:
+                self.update_status(SandboxStatus.STOPPING)
+            await self.cleanup()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        if not broken:
+            self.update_status(SandboxStatus.STOPPED)
+
+    async def cleanup(self) -> None:
+        box, self.box = self.box, None
+        if box is not None:
+            await box.close()
+
+    async def reset(self) -> bool:
+        """As at birth again: no file, no process, no state of a tool. False where that cannot be shown."""
+        if self.box is None or not await self.box.reset():
+            return False
+        self._tools.clear()
+        await self.initialize_tools()
+        return True
+
+    async def get_execution_context(self) -> Box:
+        return self._living()
+
+    async def execute_command(
+        self,
+        command: str | list[str],
+        timeout: float | None = None,
+        stream: bool | Heed = True,
+        *,
+        stdin: str | bytes = b"",
+    ) -> CommandResult:
+        argv = ("sh", "-c", SHELL, command) if isinstance(command, str) else tuple(command)
+        if not argv:
+            raise ValueError("command: it is empty")
+        done = await self.execute(Command(argv=argv, wall_seconds=timeout or self.config.timeout), stdin, stream)
+        return done.model_copy(update={"command": command})
+
+    async def execute_python(
+        self,
+        code: str,
+        timeout: float | None = None,
+        *,
+        args: tuple[str, ...] = (),
+        stdin: str | bytes = b"",
+        encoding: str = "utf-8",
+    ) -> CommandResult:
+        command = Command(code=code.encode(), args=args, wall_seconds=timeout or self.config.timeout)
+        return await self.execute(command, stdin, encoding=encoding)
+
+    async def execute(
+        self, command: Command, stdin: str | bytes = b"", stream: bool | Heed = False, *, encoding: str = "utf-8"
+    ) -> CommandResult:
+        command = replace(
+            command, env=self.config.env_vars | command.env, output_bytes=self.config.resource_limits.output_bytes
+        )
+        output = Output(self.id, stream)
+        await self._turns.acquire()
+        try:
+            running = self._living().spawn(command, output.hear)
+        except BaseException:
+            self._turns.release()
+            raise
+        running.over.add_done_callback(lambda _: self._turns.release())  # not before: it may outlive its caller
+        try:
+            running.feed(stdin.encode() if isinstance(stdin, str) else stdin, last=True)
+            outcome = await asyncio.shield(running.over)
+        except SandboxLost as error:
+            if self.status is not SandboxStatus.STOPPING:
+                self.fail(error)
+            raise
+        except asyncio.CancelledError:
+            running.stop()  # nobody waits for it any more
+            raise
+        return output.result(command, outcome, encoding)
+
+    async def put_archive(self, target_dir: str, data: bytes) -> bool:
+        if not data:
+            raise ValueError("data: Archive body must not be empty")
+        path = confined(target_dir, self.config.working_dir)
+        if path is None:
+            raise ValueError(f"target_dir: {target_dir} is outside of {self.config.working_dir}")
+        await self.execute_command(["mkdir", "-p", path])
+        done = await self.execute_python(UNPACK, args=(path,), stdin=data)
+        if done.status is not ExecutionStatus.SUCCESS:
+            words = done.stderr.strip().splitlines()
+            raise tarfile.TarError(f"put_archive: {words[-1] if words else done.status.value}")
+        return True
+
+    def get_info(self) -> SandboxInfo:
+        with suppress(SandboxLost):
+            self._living()
+        info = super().get_info()
+        usage = self.box.usage() if self.box is not None else None
+        if usage is not None:
+            info.metadata["usage"] = asdict(usage)
+        return info
+
+    def _living(self) -> Box:
+        """The box; that it has died is found out here, whoever asks."""
+        if self.box is None:
+            raise SandboxLost(f"sandbox {self.id} is {self.status.value}")
+        if not self.box.alive and self.status.active:
+            self.fail("the sandbox died")
+        if not self.box.alive:
+            raise SandboxLost(self.metadata.get("error", "the sandbox died"))
+        return self.box

@@ -1,0 +1,106 @@
+"""Sandboxes that are containers."""
+
+import logging
+import re
+import threading
+from contextlib import suppress
+from dataclasses import replace
+
+from schemas.errors import SandboxLost
+from schemas.sandbox import DockerSandboxConfig, SandboxType
+from schemas.settings import settings
+from worker.library import volumes
+from worker.library.box import BoxSandbox
+from worker.library.factory import register_sandbox
+from worker.sandbox.base import Sandbox as Box
+from worker.sandbox.docker import DockerSandbox as Container
+from worker.sandbox.engine import Engine
+
+log = logging.getLogger("evalpool.sandbox")
+
+
+class Engines:
+    """One connection to Docker for all sandboxes of a process, for as long as there is one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._engine: Engine | None = None
+
+    def take(self) -> Engine:
+        """For one sandbox."""
+        with self._lock:
+            self._users += 1
+            if self._engine is None:
+                self._engine = Engine(settings().docker_timeout)
+            return self._engine
+
+    def give_back(self) -> None:
+        """By it, when it is gone."""
+        with self._lock:
+            self._users -= 1
+            if not self._users and self._engine is not None:
+                engine, self._engine = self._engine, None
+                threading.Thread(target=engine.close).start()
+
+
+engines = Engines()
+
+_PYTHON = re.compile(r"(docker\.io/)?(library/)?python:3(\.11(\.\d+)?)?(-slim)?(-bookworm)?")
+
+
+@register_sandbox(SandboxType.DOCKER)
+class DockerSandbox(BoxSandbox):
+    """A hardened container, with evalpool's agent in it."""
+
+    config: DockerSandboxConfig
+    _engine: Engine | None = None
+
+    @property
+    def sandbox_type(self) -> str:
+        return SandboxType.DOCKER
+
+    def _own_image(self) -> str:
+        """The one of the settings that suits its tools."""
+        now = settings()
+        if "notebook_executor" in self.config.tools_config or self.sandbox_type == SandboxType.DOCKER_NOTEBOOK:
+            return now.notebook_image
+        return now.code_image if "multi_code_executor" in self.config.tools_config else now.image
+
+    async def _make(self) -> Box:
+        self._engine = engine = engines.take()
+        asked, own = self.config.image, self._own_image()
+        image = asked or own
+        if asked is not None and not await engine.call(engine.has, asked):
+            stands_for = _PYTHON.fullmatch(asked) or asked.startswith(("jupyter-kernel-gateway", "volcengine/sandbox-"))
+            if stands_for:
+                log.warning("sandbox %s: there is no image %s here; %s takes its place", self.id, asked, own)
+                image = own
+        self.config = self.config.model_copy(update={"image": image})
+        box = Container(replace(self.shape, image=image), engine, settings=settings())
+        await box.start()
+        return box
+
+    async def _prepare(self) -> None:
+        await volumes.copy_in(self, self.config.volumes)
+
+    async def stop(self) -> None:
+        if self.status.active:
+            with suppress(SandboxLost):
+                await volumes.copy_out(self, self.config.volumes)
+        await super().stop()
+
+    async def cleanup(self) -> None:
+        await super().cleanup()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engines.give_back()
+
+
+@register_sandbox(SandboxType.DOCKER_NOTEBOOK)
+class NotebookSandbox(DockerSandbox):
+    """The same, with an image that notebooks feel at home in."""
+
+    @property
+    def sandbox_type(self) -> str:
+        return SandboxType.DOCKER_NOTEBOOK

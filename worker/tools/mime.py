@@ -1,0 +1,111 @@
+"""How a kernel shows things: values in all their forms, errors as text. A part of kernel.py, which is sent as one."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import io
+import json
+import os
+import re
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+TEXT = 1 << 20  # the most bytes of one text
+SVG = "image/svg+xml"
+FORMS = ("text/html", "text/markdown", "text/latex", "image/png", "image/jpeg", "application/json", SVG)
+REPRS = {mime: "_repr_{}_".format(re.split("[/+]", mime)[1]) for mime in FORMS}
+OURS = globals()
+
+
+def called(function: Any, *args: Any, **named: Any) -> Any:
+    """The door to code that is not ours: what may run a cell's code goes through it, and can be interrupted."""
+    return function(*args, **named)
+
+
+def cut(text: str) -> str:
+    """The beginning of it, and only what UTF-8 can say."""
+    text = str.__str__(text)  # a class of the cell's may do anything
+    data = text[:TEXT].encode("utf-8", "backslashreplace")
+    note = f"\n[cut: it has {len(text)} characters]" if max(len(text), len(data)) > TEXT else ""
+    return data[:TEXT].decode("utf-8", "ignore") + note
+
+
+def packed(mime: str, data: Any) -> str:
+    """Text as it is, images in base64."""
+    if isinstance(data, str) and mime == SVG:
+        data = str.encode(data, "utf-8", "replace")
+    if isinstance(data, bytes):
+        return base64.b64encode(data).decode()
+    text = data if isinstance(data, str) else json.dumps(data)
+    return cut(text) if mime.startswith("text/") else str.encode(text, "utf-8", "replace").decode()
+
+
+def bundle(thing: Any) -> dict[str, str]:
+    """All that it can be shown as, by MIME type. Only its class is asked: some things claim to have any attribute."""
+    kind: Any = type(thing)
+    found = {mime: called(getattr(kind, name), thing) for mime, name in REPRS.items() if hasattr(kind, name)}
+    if issubclass(kind, getattr(sys.modules.get("matplotlib.figure"), "Figure", ())):
+        called(kind.savefig, thing, image := io.BytesIO(), format="png", bbox_inches="tight")
+        found["image/png"] = image.getvalue()
+    found["text/plain"] = called(repr, thing)
+    if hasattr(kind, "_repr_mimebundle_"):
+        given = called(kind._repr_mimebundle_, thing, include=None, exclude=None)
+        found.update((given[0] if isinstance(given, tuple) else given) or {})
+    bare = {mime: data[0] if isinstance(data, tuple) else data for mime, data in found.items()}  # without metadata
+    return {cut(mime): called(packed, mime, data) for mime, data in bare.items() if data is not None}
+
+
+def trim(error: BaseException) -> None:
+    """Leave no frame of ours in its traceback or in those of its causes, nor any between ours and the cell's."""
+    todo: list[Any] = [error]
+    seen = {id(None)}
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        entries, entry = [], each.__traceback__
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.tb_next
+        cells = [at for at, entry in enumerate(entries) if entry.tb_frame.f_code.co_filename.startswith("<cell ")]
+        start = cells[0] if cells and entries[0].tb_frame.f_globals is OURS else 0
+        following = None
+        for entry in reversed(entries[start:]):
+            if entry.tb_frame.f_globals is not OURS:
+                entry.tb_next, following = following, entry
+        each.__traceback__ = following
+        group = isinstance(each, getattr(builtins, "BaseExceptionGroup", ()))
+        todo += [each.__cause__, each.__context__, *(each.exceptions if group else ())]
+
+
+def described(error: BaseException) -> dict[str, str]:
+    """An error as three texts. Even to ask for them may fail, where its class is the cell's."""
+    name = value = type.__dict__["__name__"].__get__(type(error))
+    text = f"{name}\n"
+    with suppress(BaseException):
+        value = f"<unprintable {name}>"
+        value = called(str, error)
+    with suppress(BaseException):
+        trim(error)
+        form = called(traceback.TracebackException, type(error), error, error.__traceback__)
+        text = "".join(form.format() if error.__traceback__ else form.format_exception_only())
+    return {"name": cut(name)[:1000], "value": cut(value), "traceback": cut(text)}
+
+
+def write(fd: int, data: bytes) -> None:
+    """All of it, even if some child has made the pipe non-blocking."""
+    os.set_blocking(fd, True)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def flush() -> None:
+    """What has been printed goes out."""
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        with suppress(BaseException):
+            called(getattr(sys, name).flush)
