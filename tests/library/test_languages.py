@@ -1,0 +1,55 @@
+"""Programs of many languages in a sandbox of one's own."""
+
+from collections.abc import AsyncIterator
+
+import docker
+import pytest
+from docker.errors import ImageNotFound
+
+from api.sandbox import ExecutionStatus, Sandbox, SandboxFactory, SandboxType
+from tests.conftest import missing
+
+
+@pytest.fixture
+async def sandbox(engine_client: docker.DockerClient) -> AsyncIterator[Sandbox]:
+    try:
+        engine_client.images.get("evalpool/code:12")
+    except ImageNotFound:
+        missing("no image evalpool/code:12 here")
+    config = {"tools_config": ["multi_code_executor", "shell_executor"], "memory_limit": "1g"}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "print(open('data').read() + input())"),
+        ("cpp", '#include <iostream>\n#include <fstream>\nint main() { std::string a, b; std::ifstream("data") >> a; '
+                'std::cin >> b; std::cout << a + b << "\\n"; }'),
+        ("nodejs", "const fs = require('fs'); console.log(fs.readFileSync('data', 'utf8') + fs.readFileSync(0, 'utf8'))"),
+        ("java", "import java.nio.file.*; import java.util.*;\nclass Any { public static void main(String[] a) throws Exception "
+                 '{ System.out.println(Files.readString(Path.of("data")) + new Scanner(System.in).next()); } }'),
+        ("go", 'package main\nimport ("fmt"; "os")\nfunc main() { d, _ := os.ReadFile("data"); var s string; fmt.Scan(&s); '
+               "fmt.Println(string(d) + s) }"),
+        ("bash", "echo $(cat data)$(cat)"),
+    ],
+)  # fmt: skip
+async def test_it_is_compiled_run_and_gone(sandbox: Sandbox, language: str, code: str) -> None:
+    given = {"language": language, "code": code, "files": {"data": "4"}, "stdin": "2", "run_timeout": 60}
+    result = await sandbox.execute_tool("multi_code_executor", given)
+    assert (result.status, result.output, result.metadata["phase"]) == (ExecutionStatus.SUCCESS, "42\n", "run"), result
+    assert (await sandbox.execute_command("ls -A")).stdout == ""
+
+
+async def test_a_failed_build_brings_the_compilers_words(sandbox: Sandbox) -> None:
+    broken = await sandbox.execute_tool("multi_code_executor", {"language": "c", "code": "int main( {"})
+    assert (broken.status, broken.metadata["phase"]) == (ExecutionStatus.ERROR, "compile")
+    assert "error: expected" in str(broken.error)
+    slow = "int main() { for (;;); }"
+    late = await sandbox.execute_tool("multi_code_executor", {"language": "c", "code": slow, "run_timeout": 0.5})
+    assert (late.status, late.metadata["phase"]) == (ExecutionStatus.TIMEOUT, "run")
+    unknown = await sandbox.execute_tool("multi_code_executor", {"language": "klingon", "code": "x"})
+    assert unknown.error == "Unsupported language: klingon"
+    outside = {"language": "c", "code": "", "files": {"../x": ""}}
+    assert "Invalid input: files" in str((await sandbox.execute_tool("multi_code_executor", outside)).error)
