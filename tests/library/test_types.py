@@ -3,6 +3,7 @@
 import asyncio
 import importlib.util
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,30 @@ async def test_without_bubblewrap_it_says_so_loudly(
         assert sandbox.get_info().metadata["walls"] == "none"
         assert (await sandbox.execute_command("echo 1")).stdout == "1\n"
     assert "WARNING: LOCAL_PROCESS without bubblewrap" in capsys.readouterr().err
+
+
+async def test_what_a_killed_process_left_is_swept(bubblewrap: None, tmp_path: Path) -> None:
+    script = """
+import asyncio, os
+from api.sandbox import *
+async def main():
+    async with SandboxFactory.create_sandbox("local_process") as sandbox:
+        asyncio.create_task(sandbox.execute_command("sleep 3456"))
+        await asyncio.sleep(0.5)
+        print(sandbox.box.id, flush=True)
+        os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+    env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("local-")
+    assert len(list(tmp_path.iterdir())) == 1
+    eventually(lambda: subprocess.run(["pgrep", "-f", "sleep 3456"], check=False).returncode == 1)
+    subprocess.run(
+        [sys.executable, "-c", script.replace("os.kill", "str")], env=env, cwd=tmp_path, timeout=60, check=True
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_walls_keep_a_local_process_in(bubblewrap: None, tmp_path: Path) -> None:

@@ -825,3 +825,26 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 1
     assert "No such file" in ended.stderr
+
+
+# -- what notebooks write besides Python -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("%matplotlib inline\nx = 1\n!echo $((x + 41))\n", "41\n"),
+        ("%%bash\nfor x in 1 2; do\n  echo $x\ndone", "1\n2\n"),
+        ("for _ in range(2):\n    !echo again", "again\nagain\n"),
+        ("text = '''\n!echo no\n'''\nprint(len(text))", "10\n"),
+    ],
+)
+def test_marks_of_notebooks_are_understood(notebook: Notebook, code: str, printed: str) -> None:
+    seen = notebook.cell(code)
+    assert (seen.done["error"], seen.stdout) == (None, printed)
+
+
+def test_unknown_marks_are_syntax_errors_and_display_is_importable(notebook: Notebook) -> None:
+    assert notebook.cell("%nonsense").done["error"]["name"] == "SyntaxError"
+    seen = notebook.cell("from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")
+    assert seen.displays == [{"text/html": "<b>x</b>", "text/plain": "<HTML>"}]

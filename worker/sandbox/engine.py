@@ -29,13 +29,13 @@ CREATES_AT_ONCE = 4
 
 def owner() -> str:
     """This process, unmistakably: a pid alone may be used again."""
-    return f"{_space()}:{os.getpid()}:{_start_time(os.getpid())}"
+    return f"{_space()}:{os.getpid()}:{start_time(os.getpid())}"
 
 
 def owner_alive(label: str) -> bool:
     """Whether the owner of a container still lives. Those we cannot see, elsewhere, are left to themselves."""
     space, pid, started = label.split(":")
-    return space != _space() or _start_time(int(pid)) == started
+    return space != _space() or start_time(int(pid)) == started
 
 
 class NoAgent(SandboxLost):
@@ -183,7 +183,7 @@ def _space() -> str:
     return f"{boot}.{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """When a process started, in ticks since the boot; empty when there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]

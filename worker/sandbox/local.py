@@ -22,6 +22,7 @@ from schemas.errors import SandboxLost
 from schemas.limits import Limits
 from worker.sandbox.agent.kernel import DESCRIPTORS, descendants
 from worker.sandbox.base import STDERR, STDOUT, Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
+from worker.sandbox.engine import start_time
 from worker.sandbox.process import Local, usage
 
 FIRST_UID, UIDS = 1 << 20, 1 << 30
@@ -54,8 +55,12 @@ def bubblewrap() -> str | None:
 
 
 def _folders() -> tuple[Path, Path]:
-    """A place for files, not made yet, and one for scripts beside it."""
-    root = Path(tempfile.mkdtemp(prefix="evalpool-"))
+    """A place for files, not made yet, and one for scripts beside it. What killed processes left of theirs goes."""
+    for stale in Path(tempfile.gettempdir()).glob("evalpool-*-*-*"):
+        _, pid, started, _ = stale.name.split("-", 3)
+        if pid.isdigit() and start_time(int(pid)) != started:
+            shutil.rmtree(stale, ignore_errors=True)
+    root = Path(tempfile.mkdtemp(prefix=f"evalpool-{os.getpid()}-{start_time(os.getpid())}-"))
     root.chmod(0o711)
     (root / "code").mkdir(mode=0o755)
     return root / "work", root / "code"

@@ -28,7 +28,7 @@ from importlib.machinery import PathFinder
 from time import monotonic
 from typing import Any
 
-from worker.tools.mime import OURS, bundle, called, described, flush, write
+from worker.tools.mime import OURS, bundle, called, described, flush, plain, stand_in, write
 
 MESSAGE = 16 << 20  # the most bytes of one message
 HIGH = 200  # our own descriptors are above this, out of the way of cells
@@ -47,6 +47,7 @@ class Kernel:
         self.futures = 0
         self.loop: Any = None
         builtins.display = self.display  # type: ignore[attr-defined]
+        stand_in(self.display)
         os.environ.setdefault("MPLBACKEND", "Agg")
         sys.meta_path.insert(0, self)
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -118,7 +119,13 @@ class Kernel:
         """The value of its last expression, unless a semicolon follows."""
         lines = io.StringIO(source, newline=None).readlines()
         linecache.cache[name] = len(source), None, lines, name
-        tree: Any = compile(source, name, "exec", ast.PyCF_ONLY_AST | AWAIT | self.futures, dont_inherit=True)
+        parsing: dict[str, Any] = {"flags": ast.PyCF_ONLY_AST | AWAIT | self.futures, "dont_inherit": True}
+        try:
+            tree: Any = compile(source, name, "exec", **parsing)
+        except SyntaxError:
+            if (source := plain(source)) == "".join(lines):
+                raise
+            tree = compile(source, name, "exec", **parsing)
         parts: list[Any] = [(tree, "exec")]
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last: Any = tree.body[-1]

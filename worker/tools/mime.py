@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import traceback
+import types
 from contextlib import suppress
 from typing import Any
 
@@ -109,3 +110,61 @@ def flush() -> None:
     for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
         with suppress(BaseException):
             called(getattr(sys, name).flush)
+
+
+class Shown:
+    """Text or bytes to be shown as what they are, as `IPython.display` has them."""
+
+    mime = "text/plain"
+
+    def __init__(self, data: Any = None, filename: str | None = None, **_: Any) -> None:
+        if filename is not None or (self.mime.startswith("image/") and isinstance(data, str) and "<svg" not in data):
+            with io.FileIO(filename or data) as file:
+                data = file.read()
+        self.data = data.decode() if isinstance(data, bytes) and self.mime == SVG else data
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {self.mime: self.data}
+
+
+def stand_in(display: Any) -> None:
+    """What notebooks import of IPython, where there is none: to show things."""
+    shown = types.ModuleType("IPython.display")
+    for name, mime in {
+        "HTML": "text/html", "Markdown": "text/markdown", "Latex": "text/latex", "SVG": SVG, "Image": "image/png",
+    }.items():  # fmt: skip
+        setattr(shown, name, type(name, (Shown,), {"mime": mime}))
+    vars(shown).update(display=display, clear_output=lambda *_, **__: None)
+    package = types.ModuleType("IPython")
+    vars(package).update(display=shown, get_ipython=lambda: None, __path__=[])
+    sys.modules.setdefault("IPython", package)
+    sys.modules.setdefault("IPython.display", shown)
+
+
+QUIET = ("matplotlib", "config", "load_ext", "autoreload")  # magics that change nothing here
+SHELLS = ("bash", "sh", "pip")
+
+
+def plain(source: str) -> str:
+    """A cell without the marks of notebooks: lines with `!` go to the shell, and those with `%` that we know."""
+
+    def shell(line: str) -> str:
+        return f"__import__('subprocess').run({line!r}, shell=True) and None"
+
+    head, _, rest = source.lstrip().partition("\n")
+    if head.strip() in ("%%bash", "%%sh"):
+        return shell(rest)
+    lines = []
+    for line in source.split("\n"):
+        words = line.lstrip()
+        space, mark, words = line[: len(line) - len(words)], words[:1], words[1:]
+        name = words.partition(" ")[0]
+        if mark == "!" or (mark == "%" and name in SHELLS):
+            line = space + shell(words)
+        elif mark == "%" and name in QUIET:
+            line = space + "pass"
+        lines.append(line)
+    return "\n".join(lines)
