@@ -27,11 +27,11 @@ async def sandbox(engine_client: docker.DockerClient) -> AsyncIterator[Sandbox]:
         ("python", "print(open('data').read() + input())"),
         ("cpp", '#include <iostream>\n#include <fstream>\nint main() { std::string a, b; std::ifstream("data") >> a; '
                 'std::cin >> b; std::cout << a + b << "\\n"; }'),
-        ("nodejs", "const fs = require('fs'); console.log(fs.readFileSync('data', 'utf8') + fs.readFileSync(0, 'utf8'))"),
-        ("java", "import java.nio.file.*; import java.util.*;\nclass Any { public static void main(String[] a) throws Exception "
-                 '{ System.out.println(Files.readString(Path.of("data")) + new Scanner(System.in).next()); } }'),
-        ("go", 'package main\nimport ("fmt"; "os")\nfunc main() { d, _ := os.ReadFile("data"); var s string; fmt.Scan(&s); '
-               "fmt.Println(string(d) + s) }"),
+        ("nodejs", "const read = require('fs').readFileSync; console.log(read('data', 'utf8') + read(0, 'utf8'))"),
+        ("java", "import java.nio.file.*; import java.util.*;\nclass Any { public static void main(String[] a) "
+                 'throws Exception { System.out.println(Files.readString(Path.of("data")) + new Scanner(System.in).next()); } }'),
+        ("go", 'package main\nimport ("fmt"; "os")\nfunc main() { d, _ := os.ReadFile("data"); var s string; '
+               "fmt.Scan(&s); fmt.Println(string(d) + s) }"),
         ("bash", "echo $(cat data)$(cat)"),
     ],
 )  # fmt: skip

@@ -175,7 +175,7 @@ asyncio.run(main())
     assert len(list(tmp_path.iterdir())) == 1
     eventually(lambda: subprocess.run(["pgrep", "-f", "sleep 3456"], check=False).returncode == 1)
     subprocess.run(
-        [sys.executable, "-c", script.replace("os.kill", "str")], env=env, cwd=tmp_path, timeout=60, check=True
+        [sys.executable, "-c", script.replace("os.kill", "max")], env=env, cwd=tmp_path, timeout=60, check=True
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -23,9 +23,7 @@ IPYNB = {
 PLOT = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
 
 
-def test_notebooks_run_as_jobs(
-    start_worker: Callable[..., WorkerProcess], engine_client: docker.DockerClient
-) -> None:
+def test_notebooks_run_as_jobs(start_worker: Callable[..., WorkerProcess], engine_client: docker.DockerClient) -> None:
     try:
         engine_client.images.get("evalpool/notebook:3.11")
     except ImageNotFound:
@@ -40,7 +38,9 @@ def test_notebooks_run_as_jobs(
     }
     specs = [JobSpec(code=code, tool="notebook_executor", task_id=name) for name, (code, _, _) in jobs.items()]
     specs.append(JobSpec(code=PLOT, tool="notebook_executor", task_id="plot"))
-    specs.append(JobSpec(code="int(input()) * 2", tool="notebook_executor", cases=[Case("4", "Result: 8")], task_id="case"))
+    specs.append(
+        JobSpec(code="int(input()) * 2", tool="notebook_executor", cases=[Case("4", "Result: 8")], task_id="case")
+    )
     batch = submit_batch(specs)
     batch.wait(timeout=PATIENCE)
     results = {result.task_id: result for result in batch.results()}
