@@ -29,7 +29,8 @@ async def sandbox(engine_client: docker.DockerClient) -> AsyncIterator[Sandbox]:
                 'std::cin >> b; std::cout << a + b << "\\n"; }'),
         ("nodejs", "const read = require('fs').readFileSync; console.log(read('data', 'utf8') + read(0, 'utf8'))"),
         ("java", "import java.nio.file.*; import java.util.*;\nclass Any { public static void main(String[] a) "
-                 'throws Exception { System.out.println(Files.readString(Path.of("data")) + new Scanner(System.in).next()); } }'),
+                 'throws Exception { String d = Files.readString(Path.of("data")); '
+                 "System.out.println(d + new Scanner(System.in).next()); } }"),
         ("go", 'package main\nimport ("fmt"; "os")\nfunc main() { d, _ := os.ReadFile("data"); var s string; '
                "fmt.Scan(&s); fmt.Println(string(d) + s) }"),
         ("bash", "echo $(cat data)$(cat)"),
