@@ -21,17 +21,18 @@ MAX_CASES = 10_000
 LANGUAGES = {
     "python_executor": ("python",),
     "shell_executor": ("bash",),
+    "notebook_executor": ("python",),
     "multi_code_executor": (
-        "python", "bash", "c", "cpp", "java", "javascript", "typescript", "go", "rust", "rust_test", "ruby", "php",
-        "perl", "lua", "r", "pascal",
+        "python", "bash", "c", "cpp", "csharp", "java", "javascript", "typescript", "go", "go_test", "rust",
+        "rust_test", "elixir", "lua", "ocaml", "pascal", "perl", "php", "r", "ruby", "scheme", "sqlite", "tcl",
     ),
 }  # fmt: skip
 """What each tool can run; the tools themselves are in worker/tools."""
 ALIASES = {"bash": "shell_executor"}
 SPELLINGS = {
-    "py": "python", "python3": "python", "sh": "bash", "shell": "bash", "c++": "cpp", "js": "javascript",
-    "node": "javascript", "nodejs": "javascript", "ts": "typescript", "golang": "go", "rs": "rust", "rb": "ruby",
-    "pl": "perl",
+    "py": "python", "python3": "python", "sh": "bash", "shell": "bash", "c++": "cpp", "c#": "csharp", "cs": "csharp",
+    "js": "javascript", "node": "javascript", "nodejs": "javascript", "ts": "typescript", "golang": "go", "rs": "rust",
+    "ml": "ocaml", "pl": "perl", "rb": "ruby", "sql": "sqlite", "sqlite3": "sqlite",
 }  # fmt: skip
 """Other words for languages."""
 COMPARATORS = "exact, rstrip, tokens, float:REL[,ABS], lcb, json, json:unwrap, checker"
@@ -162,11 +163,12 @@ class JobSpec(Given):
         if self.tool == "multi_code_executor" and self.language not in LANGUAGES[self.tool]:
             known = ", ".join(LANGUAGES[self.tool])
             raise ValueError(f"language: {self.language!r} is not one of {known}")
-        if self.check is not None and self.runs != "python":
+        if self.check is not None and (self.runs != "python" or self.tool == "notebook_executor"):
             raise ValueError("check: an assert-style check needs a Python program; use cases instead")
         if self.check is not None and self.cases:
             raise ValueError("cases: a job has a check or cases, not both")
-        if self.entry_point is not None and (self.runs != "python" or not (self.cases or self.check)):
+        called = self.runs == "python" and self.tool != "notebook_executor" and (self.cases or self.check)
+        if self.entry_point is not None and not called:
             raise ValueError("entry_point: it needs a Python program with cases or a check")
         if (self.checker is None) == any(case.comparator == "checker" for case in self.cases):
             raise ValueError("checker: it belongs to cases with the comparator 'checker', and they to it")

@@ -20,7 +20,6 @@ KERNELS = 2
 """Interpreters that stay, beside them."""
 KEEPERS_MIB = 32
 """What those need of ours that watch all of them."""
-SHELL = 'if command -v bash > /dev/null; then exec bash -c "$0"; fi; exec sh -c "$0"'
 UNPACK = """
 import sys, tarfile
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
@@ -40,6 +39,7 @@ class BoxSandbox(Sandbox):
         super().__init__(config, sandbox_id)
         self.box: Box | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._lines_for = ""
 
     @abstractmethod
     async def _make(self) -> Box:
@@ -113,11 +113,19 @@ class BoxSandbox(Sandbox):
         *,
         stdin: str | bytes = b"",
     ) -> CommandResult:
-        argv = ("sh", "-c", SHELL, command) if isinstance(command, str) else tuple(command)
-        if not argv:
+        if not command:
             raise ValueError("command: it is empty")
+        argv = (await self._shell(), "-c", command) if isinstance(command, str) else tuple(command)
         done = await self.execute(Command(argv=argv, wall_seconds=timeout or self.config.timeout), stdin, stream)
         return done.model_copy(update={"command": command})
+
+    async def _shell(self) -> str:
+        """What lines are for: bash, or what there is instead."""
+        if not self._lines_for:
+            look = Command(argv=("sh", "-c", "command -v bash sh"), wall_seconds=self.config.timeout)
+            found = await self.execute(look)
+            self._lines_for = found.stdout.partition("\n")[0] or "sh"
+        return self._lines_for
 
     async def execute_python(
         self,

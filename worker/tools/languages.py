@@ -28,18 +28,44 @@ class Language:
     """What its runtime writes when it is at its memory limit, before the kernel is."""
 
 
-_GO = {"GOCACHE": "/box/.go", "GOFLAGS": "-mod=mod", "GOPATH": "/box/.path", "GO111MODULE": "off", "GOMAXPROCS": "1"}
-_JAVA = ("java", "-ea", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:MaxRAMPercentage=60", "-Xss64m", "-cp", ".")
+_GO = {
+    "GOCACHE": "/box/.go",
+    "GOPATH": "/usr/share/gocode",
+    "GOTMPDIR": "/box",
+    "GO111MODULE": "off",
+    "GOMAXPROCS": "1",
+}
+_JARS = ".:/usr/share/java/javatuples.jar"
+_JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_TSC = "tsc --target es2022 --module commonjs --lib es2022,dom --esModuleInterop --skipLibCheck"
+_NODE = "--typeRoots /usr/share/nodejs/@types --types node --baseUrl /usr/share/nodejs"
+_LISTENER = (
+    "class FailedAssertion : System.Diagnostics.DefaultTraceListener { public override void Fail(string a, string b) {"
+    ' System.Console.Error.WriteLine("Assertion failed. " + a + " " + b + System.Environment.StackTrace);'
+    " System.Environment.Exit(1); } }"
+)
+_LISTENING = (
+    '<configuration><system.diagnostics><trace><listeners><remove name="Default"/>'
+    '<add name="Failed" type="FailedAssertion, main"/></listeners></trace></system.diagnostics></configuration>'
+)
+"""A failed `Debug.Assert` ends the program, as it does in .NET; Mono by itself goes on."""
 
 LANGUAGES = {
     "python": Language("main.py"),
     "bash": Language("main.sh", ("bash", "main.sh")),
     "c": Language("main.c", ("./main",), "gcc -O2 -std=gnu17 -o main main.c -lm"),
     "cpp": Language("main.cpp", ("./main",), "g++ -O2 -std=gnu++17 -o main main.cpp -Wl,--as-needed -lcrypto"),
+    "csharp": Language(
+        "main.cs",
+        ("mono", "main.exe"),
+        f"echo '{_LISTENING}' > main.exe.config && echo '{_LISTENER}' > listener.cs && "
+        "mcs -d:DEBUG -r:System.Numerics.dll -out:main.exe main.cs listener.cs",
+        out_of_memory=b"System.OutOfMemoryException",
+    ),
     "java": Language(
         "{name}.java",
-        (*_JAVA, "{name}"),
-        "javac -J-XX:+UseSerialGC -J-XX:TieredStopAtLevel=1 -encoding UTF-8 {name}.java",
+        ("java", "-ea", *_JAVA, "-XX:MaxRAMPercentage=60", "-Xss64m", "-cp", _JARS, "{name}"),
+        f"javac {' '.join('-J' + option for option in _JAVA)} -encoding UTF-8 -cp {_JARS} {{name}}.java",
         out_of_memory=b"java.lang.OutOfMemoryError",
     ),
     "javascript": Language(
@@ -48,18 +74,30 @@ LANGUAGES = {
     "typescript": Language(
         "main.ts",
         ("node", "--max-old-space-size={memory}", "main.js"),
-        "tsc --target es2022 --module commonjs --lib es2022,dom --skipLibCheck main.ts",
+        # with the types of Node's own names; without them, if the program declares such names itself
+        f'said=$({_TSC} {_NODE} main.ts) || {_TSC} main.ts > /dev/null || {{ echo "$said"; false; }}',
         out_of_memory=b"heap out of memory",
     ),
     "go": Language("main.go", ("./main",), "go build -ldflags '-s -w' -o main main.go && rm -rf .go", _GO),
+    "go_test": Language(
+        "main_test.go",
+        ("./main",),
+        "cp -r /usr/share/gocode/cache .go; go test -c -ldflags '-s -w' -o main main_test.go && rm -rf .go",
+        _GO,
+    ),
     "rust": Language("main.rs", ("./main",), "rustc --edition 2021 -O -C strip=symbols -o main main.rs"),
     "rust_test": Language("main.rs", ("./main",), "rustc --edition 2021 --test -C strip=symbols -o main main.rs"),
-    "ruby": Language("main.rb", ("ruby", "main.rb")),
-    "php": Language("main.php", ("php", "-d", "memory_limit=-1", "main.php")),
-    "perl": Language("main.pl", ("perl", "main.pl")),
+    "elixir": Language("main.exs", ("elixir", "--erl", "+S 1 +SDcpu 1 +SDio 1 +A 1", "main.exs")),
     "lua": Language("main.lua", ("lua", "main.lua")),
-    "r": Language("main.r", ("Rscript", "--vanilla", "main.r")),
+    "ocaml": Language("main.ml", ("./main",), "ocamlopt -o main unix.cmxa str.cmxa main.ml"),
     "pascal": Language("main.pas", ("./main",), "fpc -O2 -omain main.pas"),
+    "perl": Language("main.pl", ("perl", "main.pl")),
+    "php": Language("main.php", ("php", "-d", "memory_limit=-1", "main.php")),
+    "r": Language("main.r", ("Rscript", "--vanilla", "main.r")),
+    "ruby": Language("main.rb", ("ruby", "main.rb")),
+    "scheme": Language("main.scm", ("guile", "--no-auto-compile", "main.scm")),
+    "sqlite": Language("main.sql", ("sqlite3", "-bail", ":memory:", ".read main.sql")),
+    "tcl": Language("main.tcl", ("tclsh", "main.tcl")),
 }
 
 _CLASS = re.compile(r"^\s*(?:public\s+|final\s+|abstract\s+)*(?:class|enum|record|interface)\s+(\w+)", re.MULTILINE)
