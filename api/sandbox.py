@@ -1,5 +1,6 @@
 """The sandbox as a library: one to hold in your own hands, in your own event loop, without a queue."""
 
+from schemas.errors import SandboxLost, SetupError
 from schemas.sandbox import (
     CommandResult,
     DockerNotebookConfig,
@@ -33,11 +34,13 @@ __all__ = [
     "SandboxConfig",
     "SandboxFactory",
     "SandboxInfo",
+    "SandboxLost",
     "SandboxManagerConfig",
     "SandboxManagerFactory",
     "SandboxManagerType",
     "SandboxStatus",
     "SandboxType",
+    "SetupError",
     "Tool",
     "ToolFactory",
     "ToolOptions",

@@ -164,7 +164,9 @@ class JobSpec(Given):
             known = ", ".join(LANGUAGES[self.tool])
             raise ValueError(f"language: {self.language!r} is not one of {known}")
         if self.check is not None and (self.runs != "python" or self.tool == "notebook_executor"):
-            raise ValueError("check: an assert-style check needs a Python program; use cases instead")
+            raise ValueError(
+                "check: an assert-style check needs a Python program that is no notebook; use cases instead"
+            )
         if self.check is not None and self.cases:
             raise ValueError("cases: a job has a check or cases, not both")
         called = self.runs == "python" and self.tool != "notebook_executor" and (self.cases or self.check)

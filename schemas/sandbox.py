@@ -214,6 +214,8 @@ class CommandResult(BaseModel):
 class ToolResult(BaseModel):
     """What a tool did."""
 
+    model_config = ConfigDict(extra="forbid")
+
     status: ExecutionStatus
     execution_time: float | None = None
     timestamp: datetime = Field(default_factory=datetime.now)
@@ -221,6 +223,7 @@ class ToolResult(BaseModel):
     output: Any = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     error: str | None = None
+    """What went wrong, always with words where it did; and what was written to standard error."""
 
     @property
     def success(self) -> bool:

@@ -86,8 +86,10 @@ async def test_lines_come_while_a_command_runs(sandbox: BoxSandbox) -> None:
     await sandbox.execute_command("touch go")
     assert (await waiting).stderr == "two"
     assert told == [("stdout", "one"), ("stderr", "two")]
-    lines = [line async for line in sandbox.stream_command("echo a; echo b")]
-    assert lines == [("stdout", "a"), ("stdout", "b")]
+    stream = sandbox.stream_command("echo a; echo b; exit 5")
+    assert [line async for line in stream] == [("stdout", "a"), ("stdout", "b")]
+    assert stream.result is not None
+    assert (stream.result.exit_code, stream.result.stdout) == (5, "a\nb\n")
     async for _ in sandbox.stream_command("echo first; sleep 5432"):
         break
     await asyncio.sleep(0.2)
@@ -99,7 +101,12 @@ async def test_a_listener_that_fails_is_told_and_breaks_nothing(sandbox: BoxSand
         raise RuntimeError(line)
 
     with pytest.raises(RuntimeError, match="one"):
-        await sandbox.execute_command("echo one; echo two", stream=heed)
+        await sandbox.execute_command("echo one; sleep 1000", stream=heed, timeout=1000)
+
+    async def wrong(name: str, line: str) -> None: ...
+
+    with pytest.raises(TypeError, match="stream"):
+        await sandbox.execute_command("true", stream=wrong)  # type: ignore[arg-type]
     assert (await sandbox.execute_command("echo on")).stdout == "on\n"
     big = await sandbox.execute_command(["wc", "-c"], stdin=b"x" * (5 << 20))
     assert big.stdout.strip() == str(5 << 20)
@@ -153,6 +160,8 @@ async def test_python_sees_the_files_of_the_folder_and_modules_there(sandbox: Bo
     [
         ("python_executor", {"code": " "}, "error", "No code provided"),
         ("python_executor", {"code": "import time; time.sleep(99)", "timeout": 0.3}, "timeout", "timed out after 0.3"),
+        ("python_executor", {"code": "import sys; sys.exit(3)"}, "error", "Execution failed with exit code 3"),
+        ("python_executor", {"code": "import os; os.kill(os.getpid(), 11)"}, "error", "ended by signal 11"),
         ("python_executor", {}, "error", "Invalid input: code: Field required"),
         ("python_executor", {"code": "1", "time_out": 1}, "error", "Invalid input: time_out: unknown field"),
         ("shell_executor", {"command": ""}, "error", "No command provided"),
@@ -163,7 +172,7 @@ async def test_python_sees_the_files_of_the_folder_and_modules_there(sandbox: Bo
         ("file_operation", {"operation": "read", "file_path": "none"}, "error", "read failed: none: No such file"),
         ("file_operation", {"operation": "write", "file_path": "x"}, "error", "Content is required for write"),
         ("file_operation", {"operation": "read", "file_path": ""}, "error", "No file path provided"),
-        ("file_operation", {"operation": "move", "file_path": "x"}, "error", "Unknown operation: move"),
+        ("file_operation", {"operation": "move", "file_path": "x"}, "error", "Unknown operation: move; known: create, read"),
         ("file_operation", {"operation": "read", "file_path": "../x"}, "error", "Path is outside of /sandbox"),
         ("file_operation", {"operation": "read", "file_path": "/etc/passwd"}, "error", "Path is outside of /sandbox"),
         ("file_operation", {"operation": "write", "file_path": "/sandbox-evil/x", "content": ""}, "error", "outside"),
@@ -243,8 +252,18 @@ async def test_archives_and_folders_are_put_into_it(sandbox: BoxSandbox, tmp_pat
     assert await sandbox.put_dir(tmp_path, "/sandbox/copied")
     assert await sandbox.put_file("/sandbox/other/b.txt", "b")
     assert (await sandbox.execute_command("cat copied/sub/a.txt other/b.txt")).stdout == "ab"
+    assert await sandbox.put_file("bytes", b"\x00\xff")
+    assert await sandbox.get_file("/sandbox/bytes") == b"\x00\xff"
+    read = await do(sandbox, "file_operation", operation="read", file_path="bytes", encoding="base64")
+    assert read.output == "AP8="
+    await do(sandbox, "file_operation", operation="write", file_path="again", content="AP8=", encoding="base64")
+    assert await sandbox.get_file("again") == b"\x00\xff"
+    with tarfile.open(fileobj=io.BytesIO(await sandbox.get_archive("copied"))) as archive:
+        assert archive.getnames() == ["sub", "sub/a.txt"]
     with pytest.raises(ValueError, match="outside"):
         await sandbox.put_file("/etc/b.txt", "b")
+    with pytest.raises(OSError, match="No such file"):
+        await sandbox.get_file("none")
     evil = io.BytesIO()
     with tarfile.open(fileobj=evil, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../../escape"))

@@ -15,6 +15,7 @@ plt.plot([1, 2, 3], [1, 4, 9])
 plt.title("squares")
 plt.show()
 """
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)"
 
 
 @pytest.fixture
@@ -44,8 +45,7 @@ async def test_twenty_cells_and_nothing_left(notebook: BoxSandbox) -> None:
     assert (slow.status, slow.metadata["state"]) == (ExecutionStatus.TIMEOUT, "kept")
     assert "the variables of earlier cells are kept" in str(slow.error)
     assert (await run(notebook, "len(values)")).output == "\nResult: 15"
-    stubborn = "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: time.sleep(1)"
-    lost = await run(notebook, stubborn, timeout=0.5)
+    lost = await run(notebook, STUBBORN, timeout=0.5)
     assert (lost.status, lost.metadata["state"]) == (ExecutionStatus.TIMEOUT, "lost")
     assert "all variables are lost" in str(lost.error)
     assert "NameError" in str((await run(notebook, "values")).error)
@@ -79,6 +79,17 @@ async def test_a_cell_can_be_interrupted_and_the_kernel_restarted(notebook: Sand
     restarted = await waiting
     assert (restarted.status, restarted.metadata["state"]) == (ExecutionStatus.ERROR, "lost")
     assert "restarted" in str(restarted.error)
+
+
+async def test_who_stops_waiting_interrupts_the_cell_and_keeps_the_state(notebook: Sandbox) -> None:
+    await run(notebook, "x = 5")
+    for code, state in (("import time\ntime.sleep(1000)", "kept"), (STUBBORN, "lost")):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run(notebook, code, timeout=600), 0.5)
+        after = await run(notebook, "print('x' in globals())")
+        assert (after.output, after.metadata["state"]) == (f"{state == 'kept'}\n", state)
+    assert (await run(notebook, "import sys\nsys.exit(0)")).success
+    assert "SystemExit: 3" in str((await run(notebook, "sys.exit(3)")).error)
 
 
 async def test_a_cell_that_kills_its_kernel_is_told_so(notebook: Sandbox) -> None:

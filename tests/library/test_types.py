@@ -235,11 +235,12 @@ async def test_other_peoples_sandboxes_are_made_by_name_and_run_tools() -> None:
         assert "cannot keep an interpreter" in str(
             (await sandbox.execute_tool("notebook_executor", {"code": "1"})).error
         )
+        assert (await sandbox.execute_command("that")).stdout == "did that"
         await sandbox.initialize_tools()
         assert sandbox.get_info().type == "tuples"
 
 
-async def test_a_tool_of_ones_own_takes_a_few_lines() -> None:
+async def test_a_tool_of_ones_own_takes_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     @register_tool("shout")
     class Shout(Tool):
         """Say it louder."""
@@ -255,6 +256,10 @@ async def test_a_tool_of_ones_own_takes_a_few_lines() -> None:
         assert (result.output, result.success, result.tool_name) == ("HELLO", True, "shout")
         assert result.execution_time is not None
         assert sandbox.get_available_tools()["shout"]["function"]["description"] == "Say it louder."
+        monkeypatch.setattr(Shout, "execute", lambda *_, **__: 1 // 0)
+        assert (
+            await sandbox.execute_tool("shout", {"text": ""})
+        ).error == "ZeroDivisionError: integer division or modulo by zero"
         wrong = await sandbox.execute_tool("shout", {})
         assert wrong.error == "Invalid input: text: Field required"
 

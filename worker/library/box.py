@@ -1,6 +1,7 @@
 """A sandbox around one of the worker's own: the types that come with evalpool differ in how theirs is made."""
 
 import asyncio
+import inspect
 import tarfile
 from abc import abstractmethod
 from contextlib import suppress
@@ -31,9 +32,24 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             archive.extract(entry, sys.argv[1])
 """
 
+PACK_DIR = """
+import os, sys, tarfile
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+    for name in sorted(os.listdir(sys.argv[1])):
+        plain = lambda entry: entry if entry.isfile() or entry.isdir() else None
+        archive.add(os.path.join(sys.argv[1], name), name, filter=plain)
+"""
+PACK_FILE = """
+import shutil, sys
+shutil.copyfileobj(open(sys.argv[1], "rb"), sys.stdout.buffer)
+"""
+
 
 class BoxSandbox(Sandbox):
     """One that is made of a box of ours."""
+
+    keeps_tmp = False
+    """Whether all commands see one `/tmp`."""
 
     def __init__(self, config: SandboxConfig, sandbox_id: str | None = None) -> None:
         super().__init__(config, sandbox_id)
@@ -60,11 +76,11 @@ class BoxSandbox(Sandbox):
         if self.status is not SandboxStatus.INITIALIZING:
             self.update_status(SandboxStatus.INITIALIZING)
         try:
+            self._tools.clear()
+            await self.initialize_tools()  # first: what is wrong with their options costs no container
             self.box = await self._make()
             self.metadata |= {"container_id": self.box.id, "image_digest": self.box.image_digest}
             self.metadata.pop("error", None)
-            self._tools.clear()
-            await self.initialize_tools()
             self.update_status(SandboxStatus.RUNNING)
             await self._prepare()
         except BaseException as error:
@@ -145,6 +161,8 @@ class BoxSandbox(Sandbox):
         command = replace(
             command, env=self.config.env_vars | command.env, output_bytes=self.config.resource_limits.output_bytes
         )
+        if inspect.iscoroutinefunction(stream):
+            raise TypeError("stream: it must be a plain function, which is called for each line")
         output = Output(self.id, stream)
         await self._turns.acquire()
         try:
@@ -153,6 +171,7 @@ class BoxSandbox(Sandbox):
             self._turns.release()
             raise
         running.over.add_done_callback(lambda _: self._turns.release())  # not before: it may outlive its caller
+        output.stop = running.stop
         try:
             running.feed(stdin.encode() if isinstance(stdin, str) else stdin, last=True)
             outcome = await asyncio.shield(running.over)
@@ -168,15 +187,35 @@ class BoxSandbox(Sandbox):
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
         if not data:
             raise ValueError("data: Archive body must not be empty")
-        path = confined(target_dir, self.config.working_dir)
-        if path is None:
-            raise ValueError(f"target_dir: {target_dir} is outside of {self.config.working_dir}")
+        path = self._inside("target_dir", target_dir)
         await self.execute_command(["mkdir", "-p", path])
         done = await self.execute_python(UNPACK, args=(path,), stdin=data)
         if done.status is not ExecutionStatus.SUCCESS:
             words = done.stderr.strip().splitlines()
             raise tarfile.TarError(f"put_archive: {words[-1] if words else done.status.value}")
         return True
+
+    async def get_archive(self, source_dir: str) -> bytes:
+        return await self._read(PACK_DIR, self._inside("source_dir", source_dir))
+
+    async def get_file(self, file_path: str) -> bytes:
+        return await self._read(PACK_FILE, self._inside("file_path", file_path))
+
+    async def _read(self, code: str, path: str) -> bytes:
+        done = await self.execute_python(code, args=(path,), encoding="latin-1")
+        if done.status is not ExecutionStatus.SUCCESS:
+            words = done.stderr.strip().splitlines()
+            raise OSError(f"{path}: {words[-1] if words else done.status.value}")
+        return done.stdout.encode("latin-1")
+
+    def _inside(self, name: str, path: str) -> str:
+        """A path that is the sandbox's to write: in the working folder, or in `/tmp` where that stays."""
+        found = confined(path, self.config.working_dir)
+        if found is None and self.keeps_tmp and confined(path, "/tmp") is not None:
+            return path
+        if found is None:
+            raise ValueError(f"{name}: {path} is outside of {self.config.working_dir}")
+        return found
 
     def get_info(self) -> SandboxInfo:
         with suppress(SandboxLost):

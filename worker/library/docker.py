@@ -6,7 +6,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
-from schemas.errors import SandboxLost
+from schemas.errors import SandboxLost, SetupError
 from schemas.sandbox import DockerSandboxConfig, SandboxType
 from schemas.settings import settings
 from worker.library import volumes
@@ -14,7 +14,7 @@ from worker.library.box import BoxSandbox
 from worker.library.factory import register_sandbox
 from worker.sandbox.base import Sandbox as Box
 from worker.sandbox.docker import DockerSandbox as Container
-from worker.sandbox.engine import Engine
+from worker.sandbox.engine import Engine, NoAgent
 
 log = logging.getLogger("evalpool.sandbox")
 
@@ -54,6 +54,7 @@ class DockerSandbox(BoxSandbox):
     """A hardened container, with evalpool's agent in it."""
 
     config: DockerSandboxConfig
+    keeps_tmp = True
     _engine: Engine | None = None
 
     @property
@@ -78,7 +79,10 @@ class DockerSandbox(BoxSandbox):
                 image = own
         self.config = self.config.model_copy(update={"image": image})
         box = Container(replace(self.shape, image=image), engine, settings=settings())
-        await box.start()
+        try:
+            await box.start()
+        except NoAgent as error:
+            raise SetupError(f"image: {image} has no python3, which a session needs") from error
         return box
 
     async def _prepare(self) -> None:

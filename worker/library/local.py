@@ -41,6 +41,8 @@ class LocalProcessSandbox(BoxSandbox):
 class DummySandbox(BoxSandbox):
     """The fake that evalpool's own tests use: no walls at all."""
 
+    keeps_tmp = True
+
     @property
     def sandbox_type(self) -> str:
         return SandboxType.DUMMY

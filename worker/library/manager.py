@@ -172,6 +172,8 @@ class LocalSandboxManager:
     ) -> list[str]:
         """So many warm sandboxes, made side by side; their ids. A pool that is there already stays as it is."""
         if self._pool is not None:
+            if pool_size not in (None, self._pool_size):
+                log.warning("the pool has %d members already, and stays so", self._pool_size)
             return [member.id for member in self._members.values()]
         size = self.config.pool_size if pool_size is None else pool_size
         if size < 1:

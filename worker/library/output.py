@@ -1,6 +1,7 @@
 """What a command says, from bytes to lines and a result."""
 
 import logging
+from collections.abc import Callable
 
 from schemas.sandbox import CommandResult, ExecutionStatus
 from worker.library.sandbox import Heed
@@ -19,6 +20,10 @@ class Output:
         self._kept = {STDOUT: bytearray(), STDERR: bytearray()}
         self._told = {STDOUT: 0, STDERR: 0}
         self._problem: Exception | None = None
+        self.stop: Callable[[], object] = bool
+        """Ends the command."""
+        if stream is True and not log.isEnabledFor(logging.DEBUG):
+            self._stream = False
 
     def hear(self, stream: int, data: bytes) -> None:
         """More of it."""
@@ -38,6 +43,7 @@ class Output:
                     self._stream(NAMES[stream], text)
                 except Exception as error:  # the caller's own: it is raised where the caller is
                     self._problem, self._stream = error, False
+                    self.stop()
                     return
             else:
                 log.debug("%s %s: %s", self._sandbox, NAMES[stream], text)
@@ -62,7 +68,9 @@ class Output:
         if outcome.ended == "output":
             stderr += f"\nIt was stopped: it wrote more than {command.output_bytes:,} bytes."
         elif outcome.oom_kills and outcome.signal == 9:
-            stderr += "\nIt was killed for memory."
+            stderr += "\nIt was killed: all memory of the sandbox was used up."
+        elif outcome.signal is not None and outcome.ended == "itself" and not stderr:
+            stderr = f"It was ended by signal {outcome.signal}."
         return CommandResult(
             command=list(command.argv),
             status=status,

@@ -1,12 +1,14 @@
 """What a sandbox of any type is to its user: a life, commands, tools."""
 
 import asyncio
+import base64
+import functools
 import io
 import logging
 import secrets
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
@@ -24,8 +26,44 @@ Heed = Callable[[str, str], None]
 """Told of a line of output while a command runs: `stdout` or `stderr`, and the line."""
 
 
+GIVEN = "import base64, io, sys; sys.stdin = io.TextIOWrapper(io.BytesIO(base64.b64decode('%s')))\n"
+
+
+class Lines:
+    """`async for stream, line in …`; and the `result` of the command, when they have ended."""
+
+    def __init__(self, execute: Callable[[Heed], Awaitable[CommandResult]]) -> None:
+        self._execute = execute
+        self.result: CommandResult | None = None
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, str]]:
+        lines: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
+        running = asyncio.ensure_future(self._execute(lambda name, line: lines.put_nowait((name, line))))
+        running.add_done_callback(lambda _: lines.put_nowait(None))
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+            self.result = await running
+        finally:
+            if not running.done():
+                running.cancel()
+                await asyncio.wait((running,))
+
+
 class Sandbox(ABC):
     """Started and stopped by `async with`. To add a type, subclass it and register it with `register_sandbox`."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Those of other people may give a tuple for a command: it is made a `CommandResult`, whoever asks."""
+        super().__init_subclass__(**more)
+        own = cls.__dict__.get("execute_command")
+        if own is not None:
+
+            @functools.wraps(own)
+            async def execute_command(self: Any, command: str | list[str], *args: Any, **named: Any) -> CommandResult:
+                return command_result(command, await own(self, command, *args, **named))
+
+            cls.execute_command = execute_command  # type: ignore[method-assign]
 
     def __init__(self, config: SandboxConfig, sandbox_id: str | None = None) -> None:
         self.id = sandbox_id or "".join(secrets.choice(ALPHABET) for _ in range(8))
@@ -68,23 +106,10 @@ class Sandbox(ABC):
         `stream` names. May be called while others run."""
         raise NotImplementedError(f"{type(self).__name__} executes no commands")
 
-    async def stream_command(
-        self, command: str | list[str], timeout: float | None = None
-    ) -> AsyncIterator[tuple[str, str]]:
-        """The lines of a command while it runs, each with the name of its stream. Leaving early ends the command."""
-        lines: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
-        running = asyncio.create_task(
-            self.execute_command(command, timeout, lambda name, line: lines.put_nowait((name, line)))
-        )
-        running.add_done_callback(lambda _: lines.put_nowait(None))
-        try:
-            while (line := await lines.get()) is not None:
-                yield line
-            await running
-        finally:
-            if not running.done():
-                running.cancel()
-                await asyncio.wait((running,))
+    def stream_command(self, command: str | list[str], timeout: float | None = None) -> "Lines":
+        """The lines of a command while it runs, each with the name of its stream; then `result` says how it ended.
+        Leaving the loop early ends the command."""
+        return Lines(lambda heed: self.execute_command(command, timeout, heed))
 
     async def execute_python(
         self,
@@ -96,8 +121,9 @@ class Sandbox(ABC):
         encoding: str = "utf-8",
     ) -> CommandResult:
         """A Python program, to its end."""
-        command = ["python3", "-c", code, *args]
-        return command_result(command, await self.execute_command(command, timeout))
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        given = GIVEN % base64.b64encode(data).decode() if data else ""
+        return await self.execute_command(["python3", "-c", given + code, *args], timeout)
 
     async def execute(self, command: Command, stdin: str | bytes = b"") -> CommandResult:
         """A command in full detail."""
@@ -111,12 +137,21 @@ class Sandbox(ABC):
         """Copy a folder of the host into one of the sandbox."""
         return await self.put_archive(target_dir, await asyncio.to_thread(_packed, Path(source_dir)))
 
-    async def put_file(self, file_path: str, content: str, encoding: str = "utf-8") -> bool:
-        """Write a file into the sandbox; its path is absolute."""
-        path = PurePosixPath(file_path)
-        if not path.is_absolute() or not path.name:
-            raise ValueError(f"file_path: {file_path!r} is not the absolute path of a file")
-        return await self.put_archive(str(path.parent), _archive({path.name: content.encode(encoding)}))
+    async def put_file(self, file_path: str, content: str | bytes, encoding: str = "utf-8") -> bool:
+        """Write text or bytes to a file of the sandbox; relative paths begin in the working folder."""
+        path = PurePosixPath(self.config.working_dir, file_path)
+        if not path.name:
+            raise ValueError(f"file_path: {file_path!r} is no file")
+        data = content.encode(encoding) if isinstance(content, str) else content
+        return await self.put_archive(str(path.parent), _archive({path.name: data}))
+
+    async def get_archive(self, source_dir: str) -> bytes:
+        """A folder of the sandbox as a tar archive: plain files and folders."""
+        raise NotImplementedError(f"{type(self).__name__} does not support get_archive")
+
+    async def get_file(self, file_path: str) -> bytes:
+        """A file of the sandbox."""
+        raise NotImplementedError(f"{type(self).__name__} does not support get_file")
 
     async def initialize_tools(self) -> None:
         """Make the tools of its configuration; calling it again changes nothing."""
@@ -159,7 +194,7 @@ class Sandbox(ABC):
         if not self.status.active:
             raise ValueError(f"Sandbox {self.id} is not active (status: {self.status.value})")
         if tool is None:
-            raise ValueError(f"Tool {tool_name} is not available")
+            raise ValueError(f"Tool {tool_name} is not available; this sandbox has {', '.join(self._tools) or 'none'}")
         return (await tool(self, parameters or {})).model_copy(update={"tool_name": tool_name})
 
     def update_status(self, status: SandboxStatus) -> None:

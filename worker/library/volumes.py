@@ -9,19 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import SandboxLost
-from schemas.sandbox import ExecutionStatus
 from worker.tools.files import confined
 
 if TYPE_CHECKING:
     from worker.library.box import BoxSandbox
 
-PACK = """
-import os, sys, tarfile
-with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-    for name in sorted(os.listdir(sys.argv[1])):
-        plain = lambda entry: entry if entry.isfile() or entry.isdir() else None
-        archive.add(os.path.join(sys.argv[1], name), name, filter=plain)
-"""
 Volumes = dict[str, dict[str, str]]
 
 
@@ -38,16 +30,8 @@ async def copy_out(sandbox: "BoxSandbox", volumes: Volumes) -> None:
         if mount.get("mode", "rw") != "rw":
             continue
         inside = confined(mount["bind"], sandbox.config.working_dir) or "."
-        data = await pack(sandbox, inside)
+        data = await sandbox.get_archive(inside)
         await asyncio.to_thread(_unpack, data, Path(path))
-
-
-async def pack(sandbox: "BoxSandbox", path: str) -> bytes:
-    """A folder of the sandbox as a tar archive."""
-    done = await sandbox.execute_python(PACK, args=(path,), encoding="latin-1")
-    if done.status is not ExecutionStatus.SUCCESS:
-        raise SandboxLost(f"{path} could not be read: {done.stderr.strip()[-300:]}")
-    return done.stdout.encode("latin-1")
 
 
 def _ready(source: Path, mode: str) -> None:

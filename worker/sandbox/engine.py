@@ -75,10 +75,10 @@ class Engine:
                 raise NoAgent(str(error.explanation)) from error
             if isinstance(error, ImageNotFound):
                 raise SetupError(
-                    f"{error.explanation}; `evalpool images build` makes evalpool/python:3.11, "
-                    "`evalpool images build code` makes evalpool/code:12"
+                    f"{error.explanation}; `evalpool images build python`, `code` or `notebook` makes evalpool's own, "
+                    "and others must be here already (docker pull)"
                 ) from error
-            raise SandboxLost(f"Docker: {error}") from error
+            raise SandboxLost(f"Docker: {error.explanation or error}") from error
         except (DockerException, requests.RequestException, OSError) as error:
             raise SandboxLost(f"Docker: {error}") from error
 

@@ -5,6 +5,7 @@ tools that a job can name turn it into programs.
 """
 
 import base64
+import logging
 import time
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Protocol
@@ -16,6 +17,8 @@ from schemas.errors import SandboxLost
 from schemas.job import Case, JobSpec
 from schemas.sandbox import CommandResult, ExecutionStatus, SandboxConfig, ToolResult
 from worker.sandbox.base import Command, Program
+
+log = logging.getLogger("evalpool.tools")
 
 
 class ToolParameters(BaseModel):
@@ -112,6 +115,9 @@ class Tool(ABC):
             result = self.failure(f"Invalid input: {first_problem(error, self.Parameters)}")
         except SandboxLost as error:
             result = self.failure(f"The sandbox was lost: {error}")
+        except Exception as error:  # of a tool, which may be anybody's: a model can only act on what it is told
+            log.warning("the tool %s failed", self.name, exc_info=True, extra={"action": "tool_failed"})
+            result = self.failure(f"{type(error).__name__}: {error}")
         return result.model_copy(update={"execution_time": time.monotonic() - began})
 
     def result(self, output: Any, **more: Any) -> ToolResult:
@@ -122,9 +128,16 @@ class Tool(ABC):
         """What went wrong, in words."""
         return self.result(**{"output": "", "status": ExecutionStatus.ERROR, "error": error, **more})
 
-    def of_command(self, done: CommandResult) -> ToolResult:
-        """What a command did, as a result: its output, and what it wrote to standard error."""
-        return self.result(done.stdout, status=done.status, error=done.stderr or None, metadata=done.metadata)
+    def of_command(self, done: CommandResult, timeout: float, what: str = "Execution") -> ToolResult:
+        """What a command did, as a result: its output, and what it wrote to standard error, or why it failed."""
+        words = {
+            ExecutionStatus.SUCCESS: None,
+            ExecutionStatus.TIMEOUT: f"{what} timed out after {timeout:g} seconds",
+            ExecutionStatus.CANCELLED: f"{what} was stopped",
+            ExecutionStatus.ERROR: f"{what} failed with exit code {done.exit_code}",
+        }
+        error = done.stderr or words[done.status]
+        return self.result(done.stdout, status=done.status, error=error, metadata=done.metadata)
 
 
 def command_result(command: str | list[str], done: Any) -> CommandResult:

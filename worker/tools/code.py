@@ -12,7 +12,7 @@ from schemas.job import Case, JobSpec
 from schemas.limits import Limits
 from schemas.sandbox import ExecutionStatus, ToolResult
 from worker.sandbox.base import Command, Program
-from worker.tools.base import JobTool, Place, ToolOptions, ToolParameters, command_result, files_of
+from worker.tools.base import JobTool, Place, ToolOptions, ToolParameters, files_of
 from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, filled
 from worker.tools.notebook import Kernel
 from worker.tools.registry import register_tool
@@ -117,11 +117,7 @@ class PythonExecutor(TextTool):
         if self.options.stateful if stateful is None else stateful:  # type: ignore[attr-defined]
             cell = await self._kernel.run(sandbox_context, code, timeout)
             return self.result(cell.stdout, status=cell.status, error=cell.complaint, metadata=cell.metadata)
-        done = await sandbox_context.execute_python(code, timeout)
-        result = self.of_command(done)
-        if done.status is ExecutionStatus.TIMEOUT and not done.stderr:
-            result.error = f"Execution timed out after {timeout:g} seconds"
-        return result
+        return self.of_command(await sandbox_context.execute_python(code, timeout), timeout)
 
 
 @register_tool("shell_executor")
@@ -138,13 +134,7 @@ class ShellExecutor(TextTool):
         if not (command.strip() if isinstance(command, str) else command):
             return self.failure("No command provided")
         timeout = timeout or self.options.timeout or sandbox_context.config.timeout
-        done = command_result(command, await sandbox_context.execute_command(command, timeout))
-        result = self.of_command(done)
-        if done.status is ExecutionStatus.TIMEOUT and not done.stderr:
-            result.error = f"Command timed out after {timeout:g} seconds"
-        elif done.status is ExecutionStatus.ERROR and not done.stderr:
-            result.error = f"Command failed with exit code {done.exit_code}"
-        return result
+        return self.of_command(await sandbox_context.execute_command(command, timeout), timeout, "Command")
 
 
 @register_tool("multi_code_executor")
@@ -152,7 +142,7 @@ class MultiCodeExecutor(TextTool):
     """Execute a program in one of many languages; it is compiled first where it must be."""
 
     class Parameters(ToolParameters):
-        language: str = Field(description=f"One of {', '.join(LANGUAGES)}")
+        language: str = Field(description="The language", json_schema_extra={"enum": [*LANGUAGES]})
         code: str = Field(description="The program")
         files: dict[str, str] = Field(default_factory=dict, description="Files beside it: name to text")
         compile_timeout: float | None = Field(default=None, gt=0, description="Seconds for the compiler")
@@ -174,7 +164,8 @@ class MultiCodeExecutor(TextTool):
             spec = JobSpec(code=code, tool=self.name, language=language, files=files or {}, limits=memory)
         except InvalidJob as error:
             unknown = str(error).startswith("language:")
-            return self.failure(f"Unsupported language: {language}" if unknown else f"Invalid input: {error}")
+            words = f"Unsupported language: {language}; known: {', '.join(LANGUAGES)}"
+            return self.failure(words if unknown else f"Invalid input: {error}")
         known, folder = LANGUAGES[spec.runs], f".code-{secrets.token_hex(4)}"
         given = files_of(spec) | {filled(known.main, spec): code.encode()}
         argv = tuple(filled(word, spec) for word in known.run) or ("python3", known.main)
@@ -200,7 +191,7 @@ class MultiCodeExecutor(TextTool):
             )
         finally:
             await sandbox_context.execute_command(["rm", "-rf", folder])
-        result = self.of_command(done)
+        result = self.of_command(done, run_timeout or timeout)
         result.output = f"{compiled}\n{done.stdout}" if compiled else done.stdout
         result.metadata["phase"] = "run"
         return result

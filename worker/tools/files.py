@@ -1,5 +1,6 @@
 """Files in a sandbox's working folder, and nowhere else."""
 
+import base64
 from typing import Literal
 
 from pydantic import Field
@@ -60,7 +61,7 @@ try:
         except FileNotFoundError:
             pass
 except OSError as error:
-    links = {40: "a link is in the way, and links are not followed", 20: "a part of the path is a link or no folder"}
+    links = {40: "a link is in the way, and links are not followed", 20: "it or a part of it is a link, or no folder"}
     sys.exit(f"{path}: {links.get(error.errno) or error.strerror or error}")
 '''
 """Runs as the sandbox's own user: it could not do more than any program there, and does less."""
@@ -77,7 +78,7 @@ class FileOperation(Tool):
         )
         file_path: str = Field(description="A path in the working folder, absolute or relative to it")
         content: str | None = Field(default=None, description="The text to write")
-        encoding: str = Field(default="utf-8", description="How text becomes bytes")
+        encoding: str = Field(default="utf-8", description="How text becomes bytes; base64 for any bytes")
 
     async def execute(
         self,
@@ -91,7 +92,7 @@ class FileOperation(Tool):
             "create": "write", "read": "read", "write": "write", "delete": "delete", "list": "list", "exists": "exists",
         }  # fmt: skip
         if operation not in done:
-            return self.failure(f"Unknown operation: {operation}")
+            return self.failure(f"Unknown operation: {operation}; known: {', '.join(done)}")
         if not file_path.strip():
             return self.failure("No file path provided")
         if operation == "write" and content is None:
@@ -99,17 +100,21 @@ class FileOperation(Tool):
         path = confined(file_path, sandbox_context.config.working_dir)
         if path is None:
             return self.failure(f"Path is outside of {sandbox_context.config.working_dir}: {file_path}")
+        binary = encoding == "base64"
         try:
-            data = (content or "").encode(encoding)
-        except (LookupError, UnicodeError) as error:
+            data = base64.b64decode(content or "", validate=True) if binary else (content or "").encode(encoding)
+        except (LookupError, ValueError) as error:
             return self.failure(f"encoding: {error}")
         result = await sandbox_context.execute_python(
-            INSIDE, self.options.timeout, args=(done[operation], path), stdin=data, encoding=encoding
-        )
+            INSIDE, self.options.timeout, args=(done[operation], path), stdin=data,
+            encoding="latin-1" if binary else encoding,
+        )  # fmt: skip
         if result.status is not ExecutionStatus.SUCCESS:
             why = result.stderr.strip() or f"it ended with {result.status}"
             return self.failure(f"{operation} failed: {why}", status=result.status)
         says = {"write": f"File written successfully: {file_path}", "delete": f"Successfully deleted: {file_path}"}
+        if binary and operation == "read":
+            return self.result(base64.b64encode(result.stdout.encode("latin-1")).decode())
         return self.result(says.get(done[operation], result.stdout))
 
 

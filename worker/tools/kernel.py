@@ -117,15 +117,13 @@ class Kernel:
 
     def evaluate(self, name: str, source: str) -> Any:
         """The value of its last expression, unless a semicolon follows."""
-        lines = io.StringIO(source, newline=None).readlines()
+        lines = io.StringIO(source + "\n", newline=None).readlines()
         linecache.cache[name] = len(source), None, lines, name
         parsing: dict[str, Any] = {"flags": ast.PyCF_ONLY_AST | AWAIT | self.futures, "dont_inherit": True}
         try:
             tree: Any = compile(source, name, "exec", **parsing)
         except SyntaxError:
-            if (source := plain(source)) == "".join(lines):
-                raise
-            tree = compile(source, name, "exec", **parsing)
+            tree = compile(plain(source), name, "exec", **parsing)
         parts: list[Any] = [(tree, "exec")]
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last: Any = tree.body[-1]

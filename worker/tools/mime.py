@@ -133,9 +133,11 @@ class Shown:
 def stand_in(display: Any) -> None:
     """What notebooks import of IPython, where there is none: to show things."""
     shown = types.ModuleType("IPython.display")
-    for name, mime in {
-        "HTML": "text/html", "Markdown": "text/markdown", "Latex": "text/latex", "SVG": SVG, "Image": "image/png",
-    }.items():  # fmt: skip
+    mimes = {
+        "HTML": "text/html", "Markdown": "text/markdown", "Latex": "text/latex", "Math": "text/latex", "SVG": SVG,
+        "Image": "image/png", "JSON": "application/json", "Code": "text/plain", "Javascript": "application/javascript",
+    }  # fmt: skip
+    for name, mime in mimes.items():
         setattr(shown, name, type(name, (Shown,), {"mime": mime}))
     vars(shown).update(display=display, clear_output=lambda *_, **__: None)
     package = types.ModuleType("IPython")
@@ -166,5 +168,10 @@ def plain(source: str) -> str:
             line = space + shell(words)
         elif mark == "%" and name in QUIET:
             line = space + "pass"
+        elif mark == "%":
+            raise SyntaxError(f"the magic {mark}{name} is not known here")
+        elif found := re.fullmatch(r"(\s*)(\w+)\s*=\s*!(.*)", line):
+            run = f"__import__('subprocess').run({found[3]!r}, shell=True, capture_output=True, text=True)"
+            line = f"{found[1]}{found[2]} = {run}.stdout.splitlines()"
         lines.append(line)
     return "\n".join(lines)

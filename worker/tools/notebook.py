@@ -99,20 +99,38 @@ class Kernel:
         self._changed = asyncio.Event()
         self._cap = 0
         self.interrupted = False
+        self._abandoned = False
 
     async def run(self, place: Place, code: str, timeout: float) -> Cell:
         """One cell. Where it does not end in time it is interrupted; where that does not help, the state is lost."""
         async with self._lock:
             self._cap = place.config.resource_limits.output_bytes
             cell = Cell(self._cap)
+            if self._abandoned:
+                await self._calm(cell)
             if self._running is None or self._running.over.done():
                 await self._start(place)
             try:
                 await self._execute(cell, code, timeout)
-            except BaseException:
-                await self._end()  # whoever waited is gone: the cell must not run on
+            except asyncio.CancelledError:  # whoever waited is gone: the cell must not run on, but the state may stay
+                self._abandoned = True
+                if self._running is not None:
+                    self._running.interrupt()
                 raise
             return cell
+
+    async def _calm(self, cell: Cell) -> None:
+        """Before the next cell: the one that nobody waits for any more has ended, or takes the state along."""
+        self._abandoned = False
+        try:
+            async with asyncio.timeout(GRACE_SECONDS):
+                while (message := await self._messages.get()) is not None:
+                    if message.get("id") == self._number and message.get("done"):
+                        return
+        except TimeoutError:
+            pass
+        cell.state = "lost"
+        await self._end()
 
     async def interrupt(self) -> bool:
         """As Control-C would; whether there was a cell to interrupt."""
@@ -200,6 +218,11 @@ class Kernel:
         value, trouble = message.get("result"), message.get("error")
         cell.value = value if isinstance(value, dict) else None
         cell.trouble = trouble if isinstance(trouble, dict) else None
+        if cell.trouble and (cell.trouble.get("name"), cell.trouble.get("value")) in (
+            ("SystemExit", "0"),
+            ("SystemExit", ""),
+        ):
+            cell.trouble = None  # it wanted to end well
         if cell.status is ExecutionStatus.SUCCESS and cell.trouble is not None:
             cell.status = ExecutionStatus.CANCELLED if self.interrupted else ExecutionStatus.ERROR
         return True
