@@ -53,7 +53,7 @@ _MOVES = {
     SandboxStatus.IDLE: {SandboxStatus.BUSY, SandboxStatus.RUNNING, *_ENDS},
     SandboxStatus.BUSY: {SandboxStatus.IDLE, SandboxStatus.RUNNING, *_ENDS},
     SandboxStatus.STOPPING: {SandboxStatus.STOPPED, SandboxStatus.ERROR},
-    SandboxStatus.STOPPED: {SandboxStatus.INITIALIZING},
+    SandboxStatus.STOPPED: {SandboxStatus.INITIALIZING, SandboxStatus.ERROR},
     SandboxStatus.ERROR: {SandboxStatus.STOPPING, SandboxStatus.STOPPED, SandboxStatus.INITIALIZING},
 }
 
@@ -116,6 +116,14 @@ class SandboxConfig(_Config):
         if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+", path) or path.split("/")[1] in _SYSTEM:
             raise ValueError(f"{path!r} must be an absolute path that is not the system's own")
         return path
+
+    @field_validator("env_vars")
+    @classmethod
+    def _variables(cls, variables: dict[str, str]) -> dict[str, str]:
+        for name, value in variables.items():
+            if not name or "=" in name or "\0" in name + value:
+                raise ValueError(f"{name!r} cannot be a variable of a process")
+        return variables
 
     @field_validator("memory_limit")
     @classmethod

@@ -115,7 +115,7 @@ def judge(path: Path) -> Iterator[Labelled | str]:
 
 def pack(path: Path) -> Iterator[Labelled | str]:
     """HumanEvalPack's problems in Go and Rust, whose tests are functions of a test framework: each solution passes, and
-    each one with a bug fails. Its text is put together as HumanEvalPack's own harness does it."""
+    each one with a bug fails. The imports are ours: those that it uses."""
     assemble = {"Go": in_go, "Rust": in_rust}
     for row in rows(path):
         for kind, allowed in (("canonical", PASSED), ("buggy", FAILED)):

@@ -28,7 +28,7 @@ LANGUAGES = {
     "rb": "ruby",
     "pl": "perl",
     "rs": "rust",
-    "go_test.go": "go",
+    "go_test.go": "go_test",
 }
 """Its words for languages → ours, where they differ."""
 STATUS = {Verdict.PASSED: "OK", Verdict.COMPILE_ERROR: "SyntaxError", Verdict.TIME_LIMIT: "Timeout"}

@@ -67,7 +67,7 @@ def test_samples_beside_problems_are_found_by_name(tmp_path: Path, key: str) -> 
 
 def test_the_words_for_languages_are_ours_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"js": "javascript", "ts": "typescript", "cpp": "cpp", "java": "java", "rb": "ruby", "pl": "perl"}
-    words |= {"lua": "lua", "php": "php", "r": "r", "rs": "rust", "go_test.go": "go", "sh": "bash"}
+    words |= {"lua": "lua", "php": "php", "r": "r", "rs": "rust", "go_test.go": "go_test", "sh": "bash"}
     monkeypatch.setitem(LANGUAGES, "multi_code_executor", tuple(words.values()))
     rows = [{**BASH, "language": word, "completions": [""]} for word in words]
     assert [job.language for job in jobs(lines(tmp_path / "f.jsonl", *rows))] == list(words.values())

@@ -172,7 +172,7 @@ async def test_python_sees_the_files_of_the_folder_and_modules_there(sandbox: Bo
         ("file_operation", {"operation": "read", "file_path": "none"}, "error", "read failed: none: No such file"),
         ("file_operation", {"operation": "write", "file_path": "x"}, "error", "Content is required for write"),
         ("file_operation", {"operation": "read", "file_path": ""}, "error", "No file path provided"),
-        ("file_operation", {"operation": "move", "file_path": "x"}, "error", "Unknown operation: move; known: create, read"),
+        ("file_operation", {"operation": "move", "file_path": "x"}, "error", "Unknown operation: move; known: create"),
         ("file_operation", {"operation": "read", "file_path": "../x"}, "error", "Path is outside of /sandbox"),
         ("file_operation", {"operation": "read", "file_path": "/etc/passwd"}, "error", "Path is outside of /sandbox"),
         ("file_operation", {"operation": "write", "file_path": "/sandbox-evil/x", "content": ""}, "error", "outside"),

@@ -51,6 +51,6 @@ async def test_a_failed_build_brings_the_compilers_words(sandbox: Sandbox) -> No
     late = await sandbox.execute_tool("multi_code_executor", {"language": "c", "code": slow, "run_timeout": 0.5})
     assert (late.status, late.metadata["phase"]) == (ExecutionStatus.TIMEOUT, "run")
     unknown = await sandbox.execute_tool("multi_code_executor", {"language": "klingon", "code": "x"})
-    assert unknown.error == "Unsupported language: klingon"
+    assert str(unknown.error).startswith("Unsupported language: klingon; known: python, bash")
     outside = {"language": "c", "code": "", "files": {"../x": ""}}
     assert "Invalid input: files" in str((await sandbox.execute_tool("multi_code_executor", outside)).error)

@@ -11,14 +11,16 @@ from schemas.errors import SandboxLost
 from schemas.sandbox import CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
 from worker.library.output import Output
 from worker.library.sandbox import Heed, Sandbox
-from worker.sandbox.base import Command, Shape
+from worker.sandbox.base import Command, Running, Shape
 from worker.sandbox.base import Sandbox as Box
-from worker.tools.files import confined
+from worker.tools.files import ISOLATED, confined
 
 AT_ONCE = 16
 """Commands of one sandbox at a time; more wait."""
 KERNELS = 2
 """Interpreters that stay, beside them."""
+LONGEST = 30 * 86_400
+"""Seconds that a command may be given."""
 KEEPERS_MIB = 32
 """What those need of ours that watch all of them."""
 UNPACK = """
@@ -55,6 +57,10 @@ class BoxSandbox(Sandbox):
         super().__init__(config, sandbox_id)
         self.box: Box | None = None
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._life, self._gate = asyncio.Lock(), asyncio.Lock()
+        """It starts and stops once at a time; and no command begins while it is reset."""
+        self._running: set[Running] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._lines_for = ""
 
     @abstractmethod
@@ -71,8 +77,13 @@ class BoxSandbox(Sandbox):
         )  # fmt: skip
 
     async def start(self) -> None:
+        async with self._life:
+            await self._start()
+
+    async def _start(self) -> None:
         if self.status.active:
             return
+        self._loop = asyncio.get_running_loop()
         if self.status is not SandboxStatus.INITIALIZING:
             self.update_status(SandboxStatus.INITIALIZING)
         try:
@@ -92,6 +103,13 @@ class BoxSandbox(Sandbox):
         """What is to be done when it runs."""
 
     async def stop(self) -> None:
+        if self._loop not in (None, asyncio.get_running_loop()):
+            await self.cleanup()  # its own is gone, and whoever waited there
+            self._life = asyncio.Lock()
+        async with self._life:
+            await self._stop()
+
+    async def _stop(self) -> None:
         if self.status is SandboxStatus.STOPPED:
             return
         broken = self.status is SandboxStatus.ERROR
@@ -112,11 +130,16 @@ class BoxSandbox(Sandbox):
 
     async def reset(self) -> bool:
         """As at birth again: no file, no process, no state of a tool. False where that cannot be shown."""
-        if self.box is None or not await self.box.reset():
-            return False
+        async with self._gate:
+            if self.box is None or not await self.box.reset():
+                return False
+            await self.renew_tools()
+        return True
+
+    async def renew_tools(self) -> None:
+        """With their options, and without what they have kept of earlier calls."""
         self._tools.clear()
         await self.initialize_tools()
-        return True
 
     async def get_execution_context(self) -> Box:
         return self._living()
@@ -129,10 +152,14 @@ class BoxSandbox(Sandbox):
         *,
         stdin: str | bytes = b"",
     ) -> CommandResult:
-        if not command:
-            raise ValueError("command: it is empty")
+        if (
+            not isinstance(command, str | list | tuple)
+            or not command
+            or not all(isinstance(part, str) for part in command)
+        ):
+            raise ValueError("command: it must be a line, or a list of a program and its arguments")
         argv = (await self._shell(), "-c", command) if isinstance(command, str) else tuple(command)
-        done = await self.execute(Command(argv=argv, wall_seconds=timeout or self.config.timeout), stdin, stream)
+        done = await self.execute(Command(argv=argv, wall_seconds=self._seconds(timeout)), stdin, stream)
         return done.model_copy(update={"command": command})
 
     async def _shell(self) -> str:
@@ -152,29 +179,51 @@ class BoxSandbox(Sandbox):
         stdin: str | bytes = b"",
         encoding: str = "utf-8",
     ) -> CommandResult:
-        command = Command(code=code.encode(), args=args, wall_seconds=timeout or self.config.timeout)
+        command = Command(code=code.encode(), args=args, wall_seconds=self._seconds(timeout))
         return await self.execute(command, stdin, encoding=encoding)
 
+    def _seconds(self, timeout: float | None) -> float:
+        if timeout is None:
+            return self.config.timeout
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST:
+            raise ValueError(f"timeout: {timeout!r} is not a number of seconds between 0 and {LONGEST:,}")
+        return timeout
+
     async def execute(
-        self, command: Command, stdin: str | bytes = b"", stream: bool | Heed = False, *, encoding: str = "utf-8"
+        self,
+        command: Command,
+        stdin: str | bytes = b"",
+        stream: bool | Heed = False,
+        *,
+        encoding: str = "utf-8",
+        output_bytes: int | None = None,
     ) -> CommandResult:
-        command = replace(
-            command, env=self.config.env_vars | command.env, output_bytes=self.config.resource_limits.output_bytes
-        )
+        given = stdin.encode() if isinstance(stdin, str) else bytes(memoryview(stdin))
+        for words in (*command.argv, *command.args):
+            if "\0" in words or (not words.isascii() and not _sayable(words)):
+                raise ValueError(f"command: {words[:40]!r} is nothing that a process can be given")
+        most = self.config.resource_limits.output_bytes if output_bytes is None else output_bytes
+        command = replace(command, env=self.config.env_vars | command.env, output_bytes=most)
         if inspect.iscoroutinefunction(stream):
             raise TypeError("stream: it must be a plain function, which is called for each line")
         output = Output(self.id, stream)
+        if asyncio.get_running_loop() is not self._loop and self.status.active:
+            raise RuntimeError(f"sandbox {self.id} was started in another event loop, and works in that alone")
         await self._turns.acquire()
         try:
-            running = self._living().spawn(command, output.hear)
+            async with self._gate:
+                box = self._living()
+                running = box.spawn(command, output.hear)
         except BaseException:
             self._turns.release()
             raise
-        running.over.add_done_callback(lambda _: self._turns.release())  # not before: it may outlive its caller
+        self._running.add(running)
+        running.over.add_done_callback(lambda _: self._ended(running))  # not before: it may outlive its caller
         output.stop = running.stop
         try:
-            running.feed(stdin.encode() if isinstance(stdin, str) else stdin, last=True)
+            running.feed(given, last=True)
             outcome = await asyncio.shield(running.over)
+            box.suspect = box.suspect or outcome.abnormal
         except SandboxLost as error:
             if self.status is not SandboxStatus.STOPPING:
                 self.fail(error)
@@ -184,12 +233,23 @@ class BoxSandbox(Sandbox):
             raise
         return output.result(command, outcome, encoding)
 
+    def _ended(self, running: Running) -> None:
+        self._running.discard(running)
+        self._turns.release()
+
+    async def end_commands(self) -> None:
+        """Whatever still runs."""
+        for running in list(self._running):
+            running.stop()
+            with suppress(SandboxLost):
+                await asyncio.shield(running.over)
+
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
         if not data:
             raise ValueError("data: Archive body must not be empty")
         path = self._inside("target_dir", target_dir)
         await self.execute_command(["mkdir", "-p", path])
-        done = await self.execute_python(UNPACK, args=(path,), stdin=data)
+        done = await self.execute_python(ISOLATED + UNPACK, args=(path,), stdin=data)
         if done.status is not ExecutionStatus.SUCCESS:
             words = done.stderr.strip().splitlines()
             raise tarfile.TarError(f"put_archive: {words[-1] if words else done.status.value}")
@@ -202,7 +262,9 @@ class BoxSandbox(Sandbox):
         return await self._read(PACK_FILE, self._inside("file_path", file_path))
 
     async def _read(self, code: str, path: str) -> bytes:
-        done = await self.execute_python(code, args=(path,), encoding="latin-1")
+        command = Command(code=(ISOLATED + code).encode(), args=(path,), wall_seconds=self.config.timeout)
+        most = 2 * self.config.resource_limits.disk_mib << 20  # all that can be there, and what an archive adds
+        done = await self.execute(command, encoding="latin-1", output_bytes=most)
         if done.status is not ExecutionStatus.SUCCESS:
             words = done.stderr.strip().splitlines()
             raise OSError(f"{path}: {words[-1] if words else done.status.value}")
@@ -235,3 +297,11 @@ class BoxSandbox(Sandbox):
         if not self.box.alive:
             raise SandboxLost(self.metadata.get("error", "the sandbox died"))
         return self.box
+
+
+def _sayable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -3,7 +3,6 @@
 import logging
 import re
 import threading
-from contextlib import suppress
 from dataclasses import replace
 
 from schemas.errors import SandboxLost, SetupError
@@ -70,6 +69,7 @@ class DockerSandbox(BoxSandbox):
 
     async def _make(self) -> Box:
         self._engine = engine = engines.take()
+        await engine.call(engine.sweep)  # what a process left that was killed while it made one
         asked, own = self.config.image, self._own_image()
         image = asked or own
         if asked is not None and not await engine.call(engine.has, asked):
@@ -88,11 +88,18 @@ class DockerSandbox(BoxSandbox):
     async def _prepare(self) -> None:
         await volumes.copy_in(self, self.config.volumes)
 
-    async def stop(self) -> None:
-        if self.status.active:
-            with suppress(SandboxLost):
+    async def _stop(self) -> None:
+        problem: Exception | None = None
+        if self.status.active and self.config.volumes:
+            try:
+                await self.end_commands()
                 await volumes.copy_out(self, self.config.volumes)
-        await super().stop()
+            except Exception as error:  # whatever it is, the container goes
+                problem = error
+        await super()._stop()
+        if problem is not None:
+            self.fail(f"volumes were not copied back: {problem}")
+            raise SandboxLost(self.metadata["error"]) from problem
 
     async def cleanup(self) -> None:
         await super().cleanup()

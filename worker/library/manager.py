@@ -43,6 +43,7 @@ class LocalSandboxManager:
         """The pool lends boxes; these are the sandboxes around them."""
         self._pool_size = 0
         self._running = False
+        self._filling = asyncio.Lock()
         self._look: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -74,7 +75,7 @@ class LocalSandboxManager:
         try:
             await sandbox.start()
         except BaseException as error:
-            del self._sandboxes[sandbox.id]
+            self._sandboxes.pop(sandbox.id, None)
             if isinstance(error, Exception):
                 raise RuntimeError(f"Failed to create sandbox: {error}") from error
             raise
@@ -135,9 +136,10 @@ class LocalSandboxManager:
 
     async def cleanup_all_sandboxes(self) -> None:
         """End and forget all of them, those of the pool included."""
-        pool, self._pool, self._shape = self._pool, None, None
-        if pool is not None:
-            await pool.close()
+        async with self._filling:
+            pool, self._pool, self._shape = self._pool, None, None
+            if pool is not None:
+                await pool.close()
         members, self._members = self._members, {}
         ended = await asyncio.gather(
             *(self.delete_sandbox(sandbox_id) for sandbox_id in list(self._sandboxes)),
@@ -171,13 +173,19 @@ class LocalSandboxManager:
         config: SandboxConfig | dict[str, Any] | None = None,
     ) -> list[str]:
         """So many warm sandboxes, made side by side; their ids. A pool that is there already stays as it is."""
+        async with self._filling:
+            return await self._fill(pool_size, sandbox_type, config)
+
+    async def _fill(
+        self, pool_size: int | None, sandbox_type: str, config: SandboxConfig | dict[str, Any] | None
+    ) -> list[str]:
         if self._pool is not None:
             if pool_size not in (None, self._pool_size):
                 log.warning("the pool has %d members already, and stays so", self._pool_size)
             return [member.id for member in self._members.values()]
         size = self.config.pool_size if pool_size is None else pool_size
-        if size < 1:
-            raise ValueError("pool_size: it must be at least 1")
+        if type(size) is not int or size < 1:
+            raise ValueError(f"pool_size: {size!r} is not a number of sandboxes")
         config = config or self.config.sandbox_config
         first = SandboxFactory.create_sandbox(sandbox_type, config)
         if not isinstance(first, BoxSandbox):
@@ -197,7 +205,8 @@ class LocalSandboxManager:
             await pool.warm(first.shape)
         except BaseException:
             await pool.close()
-            await self.cleanup_all_sandboxes()
+            members, self._members = self._members, {}
+            await asyncio.gather(*(member.stop() for member in members.values()), return_exceptions=True)
             raise
         self._pool, self._pool_size = pool, size
         self._shape = next(iter(self._members)).shape  # with the image that was found for it
@@ -218,6 +227,7 @@ class LocalSandboxManager:
                 raise TimeoutError(f"Timeout waiting for available sandbox from pool after {timeout}s") from None
             member = self._members[box]
             member.update_status(SandboxStatus.BUSY)
+            await member.renew_tools()
             try:
                 return await member.execute_tool(tool_name, parameters)
             finally:

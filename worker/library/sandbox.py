@@ -48,6 +48,8 @@ class Lines:
             if not running.done():
                 running.cancel()
                 await asyncio.wait((running,))
+            if not running.cancelled():
+                running.exception()  # who left early does not ask
 
 
 class Sandbox(ABC):

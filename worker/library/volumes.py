@@ -2,18 +2,20 @@
 
 import asyncio
 import io
+import os
+import secrets
 import shutil
 import tarfile
-import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
-from schemas.errors import SandboxLost
 from worker.tools.files import confined
 
 if TYPE_CHECKING:
     from worker.library.box import BoxSandbox
 
+MOST_FILES = 100_000
 Volumes = dict[str, dict[str, str]]
 
 
@@ -25,13 +27,14 @@ async def copy_in(sandbox: "BoxSandbox", volumes: Volumes) -> None:
 
 
 async def copy_out(sandbox: "BoxSandbox", volumes: Volumes) -> None:
-    """At the stop. What comes out of a sandbox is not trusted: plain files and folders, no more than fit into it."""
+    """At the stop, when nothing runs any more."""
     for path, mount in volumes.items():
         if mount.get("mode", "rw") != "rw":
             continue
         inside = confined(mount["bind"], sandbox.config.working_dir) or "."
         data = await sandbox.get_archive(inside)
-        await asyncio.to_thread(_unpack, data, Path(path))
+        most = sandbox.config.resource_limits.disk_mib << 20
+        await asyncio.to_thread(_unpack, data, Path(path), most)
 
 
 def _ready(source: Path, mode: str) -> None:
@@ -39,19 +42,51 @@ def _ready(source: Path, mode: str) -> None:
         source.expanduser().mkdir(parents=True, exist_ok=True)
 
 
-def _unpack(data: bytes, target: Path) -> None:
-    """Beside the target first: a broken archive changes nothing."""
-    target = target.expanduser()
-    target.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".evalpool-") as aside:
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            for entry in archive:
-                path = Path(aside, entry.name)
-                if entry.name.startswith("/") or ".." in path.parts or not (entry.isfile() or entry.isdir()):
-                    raise SandboxLost(f"{entry.name!r} is not what a folder can have in it")
+def _unpack(data: bytes, target: Path, most: int) -> None:
+    """Into a folder of the host, from an archive that may say anything: plain files and folders, never through a link,
+    and no more than the sandbox can have held."""
+    top = os.open(target.expanduser(), os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
+            for number, entry in enumerate(archive):
+                parts = [part for part in entry.name.split("/") if part != "."]
+                odd = entry.name.startswith("/") or "\0" in entry.name or not parts or not {"", ".."}.isdisjoint(parts)
+                if odd or entry.issparse() or not (entry.isreg() or entry.isdir()) or number > MOST_FILES:
+                    raise ValueError(f"{entry.name[:100]!r} cannot be copied")
+                most -= entry.size
+                if most < 0:
+                    raise ValueError("more than the sandbox can hold")
                 if entry.isdir():
-                    path.mkdir(parents=True, exist_ok=True)
+                    os.close(_folder(top, parts))
                 elif content := archive.extractfile(entry):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content.read())
-        shutil.copytree(aside, target, dirs_exist_ok=True)
+                    _write(top, parts, content, entry.mode)
+    finally:
+        os.close(top)
+
+
+def _folder(top: int, parts: list[str]) -> int:
+    """Step by step, and through no link: the host's own may lead anywhere."""
+    fd = os.dup(top)
+    for part in parts:
+        with suppress(FileExistsError):
+            os.mkdir(part, dir_fd=fd)
+        below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    return fd
+
+
+def _write(top: int, parts: list[str], content: IO[bytes], mode: int) -> None:
+    """Beside, and then in the place of what is there, be that a link."""
+    folder, aside = _folder(top, parts[:-1]), f".evalpool-{secrets.token_hex(8)}"
+    try:
+        file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & 0o777 | 0o600, dir_fd=folder)
+        try:
+            with os.fdopen(file, "wb") as target:
+                shutil.copyfileobj(content, target)
+            os.rename(aside, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(aside, dir_fd=folder)
+            raise
+    finally:
+        os.close(folder)

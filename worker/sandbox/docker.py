@@ -142,8 +142,9 @@ class DockerSandbox(Sandbox):
 
     async def reset(self) -> bool:
         if self._session is not None:
-            session, self._session = self._session, None
-            return await session.close()
+            clean = await self._session.close()
+            self._session = None
+            return clean
         if self._clean is None or not self.alive:
             return self.alive
         try:
@@ -153,7 +154,8 @@ class DockerSandbox(Sandbox):
         return reply == {"id": self._request, "dirty": ""}
 
     async def close(self) -> None:
-        self._stream.close()
+        with suppress(RuntimeError):  # of another event loop, which is gone
+            self._stream.close()
         if self._cgroup is not None:
             self._cgroup.unthrottle()
             self._cgroup.close()

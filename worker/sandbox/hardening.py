@@ -49,7 +49,8 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
             "Memory": memory,
             "MemorySwap": memory,  # the same: no swap
             "OomScoreAdj": 500,
-            "PidsLimit": shape.processes + 1 + shape.commands + (RUNTIME_THREADS if runtime else 0),  # and the agent
+            # and the agent; and, for each command of a session, its keeper and what it is not yet
+            "PidsLimit": shape.processes + 1 + 2 * shape.commands + (RUNTIME_THREADS if runtime else 0),
             "NanoCpus": int(shape.cpus * 1_000_000_000),
             "CpuShares": 256,
             "Tmpfs": _places(shape),
@@ -74,8 +75,8 @@ def _places(shape: Shape) -> dict[str, str]:
         ("/tmp", "noexec", min(16, share), 2048),
         ("/dev/shm", "noexec", min(8, share), 1024),
     )
-    if shape.home != "/box":
-        places = (*places, (shape.home, *places[0][1:]))
+    if shape.home != "/box":  # then there is nothing in the other but what compilers put there
+        places = ((shape.home, *places[0][1:]), ("/box", "exec", min(16, share), 1024), *places[1:])
     return {
         path: f"rw,{exec_},nosuid,nodev,size={mib}m,nr_inodes={inodes},mode=1777" for path, exec_, mib, inodes in places
     }

@@ -6,12 +6,16 @@ together, nothing is shared between two commands but the folder, and the machine
 """
 
 import asyncio
+import base64
 import itertools
+import json
 import os
+import re
 import resource
 import secrets
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
@@ -21,17 +25,30 @@ from pathlib import Path
 from schemas.errors import SandboxLost
 from schemas.limits import Limits
 from worker.sandbox.agent.kernel import DESCRIPTORS, descendants
-from worker.sandbox.base import STDERR, STDOUT, Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
+from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
 from worker.sandbox.engine import start_time
 from worker.sandbox.process import Local, usage
 
 FIRST_UID, UIDS = 1 << 20, 1 << 30
 BIND = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/ld.so.cache", "/etc/fonts")
 CODE = "/code"
+CUSTOM = "import os, sys; sys.path.insert(0, os.getcwd())"
+"""Read by the interpreter at its start: the scripts lie elsewhere, but their modules are where they work."""
+PLACE = """
+import base64, json, os, sys
+files, folder, *argv = sys.argv[1:]
+os.makedirs(folder, exist_ok=True)
+os.chdir(folder)
+for path, data in json.load(open(files)).items():
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with open(path, "wb") as file: file.write(base64.b64decode(data))
+try: os.execvp(argv[0], argv)
+except OSError as error: sys.exit(f"{argv[0]}: {error.strerror}")
+"""
 _numbers = itertools.count(1)
 _HARNESS = """
 import os, sys
-def say(word): os.write({fd}, word)
+def say(word): os.write(3, word)
 main = sys.modules["__main__"]
 source, check = {source!r}, {check!r}
 try: code = compile(source, "main.py", "exec")
@@ -56,14 +73,21 @@ def bubblewrap() -> str | None:
 
 def _folders() -> tuple[Path, Path]:
     """A place for files, not made yet, and one for scripts beside it. What killed processes left of theirs goes."""
-    for stale in Path(tempfile.gettempdir()).glob("evalpool-*-*-*"):
-        _, pid, started, _ = stale.name.split("-", 3)
-        if pid.isdigit() and start_time(int(pid)) != started:
-            shutil.rmtree(stale, ignore_errors=True)
-    root = Path(tempfile.mkdtemp(prefix=f"evalpool-{os.getpid()}-{start_time(os.getpid())}-"))
+    space = f"evalpool-{Path('/proc/self/ns/pid').stat().st_ino}"  # a pid means nothing in another one
+    for stale in Path(tempfile.gettempdir()).glob(f"{space}-*-*-*"):
+        found = re.fullmatch(r"([0-9]{1,9})-([0-9]+)-.*", stale.name.removeprefix(f"{space}-"))
+        if found and start_time(int(found[1])) != found[2]:
+            _remove(stale)
+    root = Path(tempfile.mkdtemp(prefix=f"{space}-{os.getpid()}-{start_time(os.getpid())}-"))
     root.chmod(0o711)
     (root / "code").mkdir(mode=0o755)
+    (root / "code" / "sitecustomize.py").write_text(CUSTOM)
     return root / "work", root / "code"
+
+
+def _remove(folder: Path) -> bool:
+    """A tree, however deep; whether it is gone."""
+    return subprocess.run(["rm", "-rf", "--", str(folder)], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 class LocalSandbox(Sandbox):
@@ -95,31 +119,34 @@ class LocalSandbox(Sandbox):
 
     async def run(self, program: Program) -> Outcome:
         limits, argv = program.limits, program.argv
+        files = {program.main: program.code, **program.files}
         if not argv:
-            report = self._put(".report", b"")
-            fd = f"os.open({f'{self.home}/.report'!r}, os.O_WRONLY)"
-            text = _HARNESS.format(fd=fd, source=program.code, check=program.check)
-            argv = (self.python, "-c", text)
+            argv, files = (self.python, "-c", _HARNESS.format(source=program.code, check=program.check)), program.files
         command = Command(
             argv=(*argv, *program.args),
             env=program.env,
-            files={program.main: program.code, **program.files},
+            files=files,
+            side=not program.argv,
             wall_seconds=limits.wall + program.patience,
             output_bytes=limits.output_bytes,
         )
-        kept, total = {STDOUT: bytearray(), STDERR: bytearray()}, {STDOUT: 0, STDERR: 0}
+        kept, total = (
+            {stream: bytearray() for stream in (STDOUT, STDERR, SIDE)},
+            dict.fromkeys((STDOUT, STDERR, SIDE), 0),
+        )
 
         def hear(stream: int, data: bytes) -> None:
             total[stream] += len(data)
-            kept[stream] += data[: limits.output_bytes - len(kept[stream])]
+            kept[stream] += data if stream == SIDE else data[: limits.output_bytes - len(kept[stream])]
 
         running = self._spawn(command, hear, limits)
         running.feed(program.stdin, last=True)
         outcome = await running.over
-        said = "" if program.argv else report.read_text()
+        said, out = kept[SIDE].decode("ascii", "replace"), outcome.signal == signal.SIGXCPU
         return Outcome(
             **vars(outcome) | {
-                "ended": "cpu" if outcome.signal == signal.SIGXCPU else outcome.ended,
+                "ended": "cpu" if out else outcome.ended,
+                "cpu_seconds": max(outcome.cpu_seconds, limits.cpu_seconds if out else 0),
                 "checked": said == "checked",
                 "said": said if said != "checked" else "",
                 "stdout": bytes(kept[STDOUT]),
@@ -139,7 +166,8 @@ class LocalSandbox(Sandbox):
         if self._folder is None:
             return False
         await self._stop()
-        shutil.rmtree(self._folder)
+        if not await asyncio.to_thread(_remove, self._folder):
+            return False
         self._begin()
         return True
 
@@ -152,7 +180,7 @@ class LocalSandbox(Sandbox):
         folder, self._folder = self._folder, None
         await self._stop()
         if folder is not None:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+            await asyncio.to_thread(_remove, folder.parent)
 
     @property
     def python(self) -> str:
@@ -169,17 +197,19 @@ class LocalSandbox(Sandbox):
         if self._folder is None:
             raise SandboxLost("the sandbox is closed")
         self.uses += 1
-        for path, content in command.files.items():
-            self._put(f"{command.cwd or '.'}/{path}", content)
-        argv, script, env = command.argv, None, {}
+        code, number, scripts = str(CODE if self.walls else self._scripts), secrets.token_hex(4), []
+        argv, cwd, env = command.argv, f"{self.home}/{command.cwd}", {}
         if not argv:
-            script = self._scripts / f"main-{secrets.token_hex(4)}.py"
-            script.write_bytes(command.code)
-            argv = (self.python, f"{CODE if self.walls else self._scripts}/{script.name}", *command.args)
-            env = {"PYTHONPATH": self.home}  # as if the script lay there
-        cwd = f"{self.home}/{command.cwd}"
+            scripts.append(self._scripts / f"main-{number}.py")
+            scripts[-1].write_bytes(command.code)
+            argv, env = (self.python, f"{code}/main-{number}.py", *command.args), {"PYTHONPATH": code}
+        if command.files:  # written inside, by whom they are for: out here, a link could lead us anywhere
+            scripts.append(self._scripts / f"files-{number}.json")
+            files = {path: base64.b64encode(content).decode() for path, content in command.files.items()}
+            scripts[-1].write_text(json.dumps(files))
+            argv, cwd = (self.python, "-I", "-c", PLACE, f"{code}/files-{number}.json", cwd, *argv), self.home
         env |= {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": self.home, "LANG": "C.UTF-8", **command.env}
-        running = Local(self, command, hear, script)
+        running = Local(self, command, hear, scripts)
         running.begin(argv, cwd, env, partial(self._limit, limits))
         self._running.add(running)
         running.over.add_done_callback(lambda _: self._running.discard(running))
@@ -222,22 +252,6 @@ class LocalSandbox(Sandbox):
             most(resource.RLIMIT_NOFILE, DESCRIPTORS)
             if self._uid is not None:  # else it would count all that its user does
                 most(resource.RLIMIT_NPROC, self.shape.processes)
-
-    def _put(self, path: str, content: bytes) -> Path:
-        """A file of the command's own; a link that an earlier one left there is not followed."""
-        if self._folder is None:
-            raise SandboxLost("the sandbox is closed")
-        target = self._folder / path
-        if self._folder.resolve() not in (*target.resolve().parents, target.resolve()):
-            raise SandboxLost(f"{path} is not in the sandbox")
-        for folder in reversed(target.relative_to(self._folder).parents):
-            (self._folder / folder).mkdir(exist_ok=True)
-            self._own(self._folder / folder)
-        with suppress(FileNotFoundError):
-            target.unlink()
-        target.write_bytes(content)
-        self._own(target)
-        return target
 
     def _own(self, path: Path) -> None:
         if self._uid is not None:

@@ -30,9 +30,9 @@ DRAIN_SECONDS, SAMPLE_SECONDS = 1.0, 0.1
 class Local(Running):
     """A process of this machine."""
 
-    def __init__(self, sandbox: "LocalSandbox", command: Command, hear: Hear, script: Path | None) -> None:
+    def __init__(self, sandbox: "LocalSandbox", command: Command, hear: Hear, scripts: list[Path]) -> None:
         super().__init__()
-        self._sandbox, self._command, self._hear, self._script = sandbox, command, hear, script
+        self._sandbox, self._command, self._hear, self._scripts = sandbox, command, hear, scripts
         self._input: asyncio.Queue[bytes] = asyncio.Queue()
         self._total = {STDOUT: 0, STDERR: 0, SIDE: 0}
         self._ended = "itself"
@@ -72,8 +72,8 @@ class Local(Running):
             else:
                 self.over.set_exception(SandboxLost("the sandbox was closed"))
         finally:
-            if self._script is not None:
-                self._script.unlink(missing_ok=True)
+            for script in self._scripts:
+                script.unlink(missing_ok=True)
 
     async def _process(self, argv: tuple[str, ...], cwd: str, env: dict[str, str], limit: partial[None]) -> Outcome:
         sandbox, side, passed = self._sandbox, -1, []

@@ -4,11 +4,12 @@ import asyncio
 import itertools
 import json
 import secrets
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
 from schemas.errors import SandboxLost
-from worker.sandbox.agent.session import CHUNK
+from worker.sandbox.agent.keeper import CHUNK
 from worker.sandbox.agent.wire import pack
 from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Hear, Outcome, Running, Shape
 from worker.sandbox.stream import Stream
@@ -16,7 +17,8 @@ from worker.sandbox.stream import Stream
 GRACE_SECONDS = 30.0
 """How much later than its own deadline a command's end may be told."""
 CLOSE_SECONDS = 10.0
-PIECE = 1 << 18
+PIECE, WINDOW = 1 << 18, 1 << 20
+"""Bytes of input in one frame, and on their way to a command at a time."""
 UNLIMITED = 1 << 20
 """Seconds of CPU: in a session, only the clock on the wall ends a command."""
 
@@ -31,6 +33,7 @@ class Session:
         self._numbers = itertools.count(1)
         self._running: dict[int, Remote] = {}
         self._closed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._closing = False
         stream.listener = self
         self.send({"op": "open", "id": request})
 
@@ -42,8 +45,8 @@ class Session:
         """Start a command."""
         if not self._stream.alive:
             raise SandboxLost("the sandbox is gone")
-        if len(self._running) > self._shape.commands:
-            raise SandboxLost(f"more than {self._shape.commands} commands run in this sandbox already")
+        if self._closing or len(self._running) >= max(1, self._shape.commands):
+            raise SandboxLost("the session is being closed" if self._closing else "too many commands at a time")
         number, argv = next(self._numbers), command.argv
         file = f"/tmp/main-{secrets.token_hex(4)}.py" if not argv else ""
         if file and cold:
@@ -84,7 +87,9 @@ class Session:
                 self._closed.set_result(meta["dirty"] == "")
             return
         running = self._running[meta["id"]]
-        if "stream" in meta:
+        if "fed" in meta:
+            running.fed(count(meta, "fed"))
+        elif "stream" in meta:
             running.heard(meta["stream"], body)
         else:
             del self._running[meta["id"]]
@@ -104,6 +109,7 @@ class Session:
 
     async def close(self) -> bool:
         """End it, and whatever runs in it; whether the sandbox is as at birth again."""
+        self._closing = True
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 for running in list(self._running.values()):
@@ -123,14 +129,25 @@ class Remote(Running):
         super().__init__()
         self._session, self._number, self._command, self._hear = session, number, command, hear
         self._total = {STDOUT: 0, STDERR: 0, SIDE: 0}
+        self._input: deque[tuple[bytes, bool]] = deque()
+        self._outstanding = 0
         wait = command.wall_seconds + GRACE_SECONDS
         self._overdue = asyncio.get_running_loop().call_later(wait, self._give_up)
 
     def feed(self, data: bytes, *, last: bool = False) -> None:
-        # in pieces: the agent holds one of them at a time
         for start in range(0, max(1, len(data)), PIECE):
-            end = last and start + PIECE >= len(data)
-            self._tell({"op": "feed", "last": end}, data[start : start + PIECE])
+            self._input.append((data[start : start + PIECE], last and start + PIECE >= len(data)))
+        self.fed(0)
+
+    def fed(self, size: int) -> None:
+        """So much has been taken: there is room for more."""
+        self._outstanding -= size
+        if self._outstanding < 0:
+            raise ValueError("fed")
+        while self._input and self._outstanding < WINDOW:
+            piece, last = self._input.popleft()
+            self._outstanding += len(piece)
+            self._tell({"op": "feed", "last": last}, piece)
 
     def interrupt(self) -> None:
         self._tell({"op": "interrupt"})
@@ -148,6 +165,8 @@ class Remote(Running):
     def ended(self, meta: dict[str, Any]) -> None:
         """The end, believed where it is possible."""
         self._overdue.cancel()
+        if meta.get("said") == "full":
+            self._hear(STDERR, b"it could not be started: the sandbox has no process left\n")
         if meta["ended"] not in ("itself", "wall", "output", "stopped"):
             raise ValueError("ended")
         outcome = Outcome(

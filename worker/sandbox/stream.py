@@ -141,14 +141,14 @@ class Stream(Demultiplexer):
             del self._frames[:end]
             try:
                 meta = json.loads(text)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return self.fail("the agent's reply is not JSON")
             if not isinstance(meta, dict):
                 return self.fail("the agent's reply is not an object")
             if self.listener is not None:
                 try:
                     self.listener.frame(meta, body)
-                except (KeyError, ValueError) as error:
+                except (KeyError, ValueError, TypeError) as error:
                     return self.fail(f"the agent's reply is not possible ({error})")
                 continue
             reply, _ = self._expected.popleft()

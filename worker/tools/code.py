@@ -169,13 +169,15 @@ class MultiCodeExecutor(TextTool):
         known, folder = LANGUAGES[spec.runs], f".code-{secrets.token_hex(4)}"
         given = files_of(spec) | {filled(known.main, spec): code.encode()}
         argv = tuple(filled(word, spec) for word in known.run) or ("python3", known.main)
+        here = f"{sandbox_context.config.working_dir}/{folder}"
+        env = {name: value.replace("/box", here) for name, value in known.env.items()}
         timeout = self.options.timeout or sandbox_context.config.timeout
         compiled = ""
         try:
             if known.compile:
                 made = await sandbox_context.execute(
                     Command(
-                        argv=("sh", "-c", filled(known.compile, spec)), env=known.env, files=given, cwd=folder,
+                        argv=("sh", "-c", filled(known.compile, spec)), env=env, files=given, cwd=folder,
                         wall_seconds=compile_timeout or COMPILE.wall,
                     )
                 )  # fmt: skip
@@ -187,7 +189,7 @@ class MultiCodeExecutor(TextTool):
                     )  # fmt: skip
                 compiled, given = made.stdout, {}
             done = await sandbox_context.execute(
-                Command(argv=argv, env=known.env, files=given, cwd=folder, wall_seconds=run_timeout or timeout), stdin
+                Command(argv=argv, env=env, files=given, cwd=folder, wall_seconds=run_timeout or timeout), stdin
             )
         finally:
             await sandbox_context.execute_command(["rm", "-rf", folder])

@@ -9,6 +9,8 @@ from schemas.sandbox import ExecutionStatus, ToolResult
 from worker.tools.base import Place, Tool, ToolParameters
 from worker.tools.registry import register_tool
 
+ISOLATED = "import posix, sys; sys.path[:] = [p for p in sys.path if p not in ('', '/tmp', posix.getcwd())]\n"
+"""Before a script of ours: no module that somebody has put into the working folder takes the place of a real one."""
 INSIDE = '''
 import os, shutil, stat, sys
 operation, path = sys.argv[1:]
@@ -106,7 +108,7 @@ class FileOperation(Tool):
         except (LookupError, ValueError) as error:
             return self.failure(f"encoding: {error}")
         result = await sandbox_context.execute_python(
-            INSIDE, self.options.timeout, args=(done[operation], path), stdin=data,
+            ISOLATED + INSIDE, self.options.timeout, args=(done[operation], path), stdin=data,
             encoding="latin-1" if binary else encoding,
         )  # fmt: skip
         if result.status is not ExecutionStatus.SUCCESS:

@@ -78,7 +78,14 @@ LANGUAGES = {
         f'said=$({_TSC} {_NODE} main.ts) || {_TSC} main.ts > /dev/null || {{ echo "$said"; false; }}',
         out_of_memory=b"heap out of memory",
     ),
-    "go": Language("main.go", ("./main",), "go build -ldflags '-s -w' -o main main.go && rm -rf .go", _GO),
+    "go": Language(
+        "main.go",
+        ("./main",),
+        # of a package that is not `main`, it makes a library and is content
+        "go build -ldflags '-s -w' -o main main.go && rm -rf .go && "
+        "{ test -x main || { echo 'main.go: error: it is not of package main'; false; }; }",
+        _GO,
+    ),
     "go_test": Language(
         "main_test.go",
         ("./main",),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -16,14 +17,17 @@ from schemas.job import Case, JobSpec
 from schemas.sandbox import ExecutionStatus, ToolResult
 from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Program, Running, Sandbox
 from worker.tools.base import JobTool, Place, ToolParameters, files_of
+from worker.tools.cell import Cell
 from worker.tools.registry import register_tool
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 2.0
 """How long a cell that was interrupted may take to end, and the state it had is kept."""
 BARRIER_SECONDS = 1.0
-MESSAGE_BYTES = 24 << 20
-"""Longest line of a kernel's own channel; it keeps to less."""
+CELL_BYTES, IDLE_BYTES = 64 << 20, 4 << 20
+"""What may come of one cell beside its output; and of threads that it has left behind, until the next."""
+DISPLAYS = 1000
+"""Most that one cell can show."""
 FOREVER = 30 * 86_400.0
 ENV = {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
 
@@ -36,50 +40,6 @@ def source() -> str:
     return mime + apart.sub("", kernel)
 
 
-class Cell:
-    """What one cell did."""
-
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
-        self._texts = {STDOUT: bytearray(), STDERR: bytearray()}
-        self.truncated = False
-        self.displays: list[dict[str, str]] = []
-        self.value: dict[str, str] | None = None
-        self.trouble: dict[str, str] | None = None
-        self.status = ExecutionStatus.SUCCESS
-        self.note = ""
-        self.state = "kept"
-        """Whether what earlier cells defined is still there."""
-
-    def write(self, stream: int, data: bytes) -> bool:
-        """More output; whether it is too much by now."""
-        room = self._cap - len(self._texts[stream])
-        self._texts[stream] += data[:room]
-        self.truncated = self.truncated or len(data) > room
-        return self.truncated
-
-    @property
-    def stdout(self) -> str:
-        """What it printed."""
-        return self._texts[STDOUT].decode("utf-8", "replace")
-
-    @property
-    def stderr(self) -> str:
-        """What it wrote to standard error."""
-        return self._texts[STDERR].decode("utf-8", "replace")
-
-    @property
-    def complaint(self) -> str | None:
-        """Everything that is to be said of its failure; or what it wrote to standard error."""
-        trace = str((self.trouble or {}).get("traceback", ""))
-        return "\n".join(part for part in (self.stderr.rstrip("\n"), trace.rstrip("\n"), self.note) if part) or None
-
-    @property
-    def metadata(self) -> dict[str, Any]:
-        """What is more than text."""
-        return {"state": self.state, "displays": self.displays, "result": self.value, "truncated": self.truncated}
-
-
 class Kernel:
     """One interpreter in a sandbox, started when it is needed. It runs one cell at a time; others wait their turn.
 
@@ -90,24 +50,25 @@ class Kernel:
         self._lock = asyncio.Lock()
         self._running: Running | None = None
         self._cell: Cell | None = None
-        self._line = bytearray()
-        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        """The one that runs, or that nobody waits for any more."""
         self._number = 0
+        self._line = bytearray()
+        self._room = 0
+        """Bytes that may still come beside a cell's output; or in all, while none runs."""
         self._barrier = b""
         self._passed: set[int] = set()
         self._tail = {STDOUT: b"", STDERR: b""}
         self._changed = asyncio.Event()
-        self._cap = 0
-        self.interrupted = False
-        self._abandoned = False
+        self._ready = self._done = self._interrupted = self._abandoned = False
 
     async def run(self, place: Place, code: str, timeout: float) -> Cell:
         """One cell. Where it does not end in time it is interrupted; where that does not help, the state is lost."""
         async with self._lock:
-            self._cap = place.config.resource_limits.output_bytes
-            cell = Cell(self._cap)
-            if self._abandoned:
-                await self._calm(cell)
+            cell = Cell(place.config.resource_limits.output_bytes)
+            if self._abandoned and not await self._within(GRACE_SECONDS, lambda: self._done):
+                await self._end()
+                cell.state = "lost"
+            self._abandoned = False
             if self._running is None or self._running.over.done():
                 await self._start(place)
             try:
@@ -117,26 +78,14 @@ class Kernel:
                 if self._running is not None:
                     self._running.interrupt()
                 raise
+            self._cell, self._room = None, IDLE_BYTES
             return cell
-
-    async def _calm(self, cell: Cell) -> None:
-        """Before the next cell: the one that nobody waits for any more has ended, or takes the state along."""
-        self._abandoned = False
-        try:
-            async with asyncio.timeout(GRACE_SECONDS):
-                while (message := await self._messages.get()) is not None:
-                    if message.get("id") == self._number and message.get("done"):
-                        return
-        except TimeoutError:
-            pass
-        cell.state = "lost"
-        await self._end()
 
     async def interrupt(self) -> bool:
         """As Control-C would; whether there was a cell to interrupt."""
-        if self._running is None or self._cell is None:
+        if self._running is None or self._cell is None or self._done:
             return False
-        self.interrupted = True
+        self._interrupted = True
         self._running.interrupt()
         return True
 
@@ -151,22 +100,25 @@ class Kernel:
         if not isinstance(box, Sandbox):
             raise SandboxLost("a sandbox of this type cannot keep an interpreter")
         self._line.clear()
-        self._messages = asyncio.Queue()
+        self._ready, self._room = False, IDLE_BYTES
         command = Command(
             argv=("python3", "-c", source()), env=ENV | place.config.env_vars, side=True, wall_seconds=FOREVER,
             output_bytes=1 << 50,
         )  # fmt: skip
-        self._running = running = box.spawn(command, self._hear)
-        messages = self._messages
-        running.over.add_done_callback(lambda _: messages.put_nowait(None))
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                hello = await messages.get()
-        except TimeoutError:
-            hello = None
-        if hello is None:
+        self._running = box.spawn(command, self._hear)
+        self._running.over.add_done_callback(lambda _: self._changed.set())
+        if not await self._within(START_SECONDS, lambda: self._ready):
             await self._end()
             raise SandboxLost("the notebook's interpreter did not start")
+
+    async def _within(self, seconds: float, reached: Callable[[], bool]) -> bool:
+        """Wait until it is so, or the interpreter is dead, or it takes too long; whether it is so."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not reached() and self._running is not None and not self._running.over.done():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return reached()
 
     async def _execute(self, cell: Cell, code: str, timeout: float) -> None:
         assert self._running is not None
@@ -174,90 +126,48 @@ class Kernel:
         token = secrets.token_hex(12)
         self._barrier, self._passed = b"\0" + token.encode() + b"\n", set()
         self._tail = {STDOUT: b"", STDERR: b""}
-        self._cell, self.interrupted = cell, False
+        self._cell, self._room, self._done, self._interrupted = cell, CELL_BYTES, False, False
+        self._line.clear()
         request = {"id": self._number, "code": code, "barrier": token}
         self._running.feed(json.dumps(request).encode() + b"\n")
-        loop = asyncio.get_running_loop()
-        deadline, late = loop.time() + timeout, False
-        try:
-            while True:
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        message = await self._messages.get()
-                except TimeoutError:
-                    if late:
-                        await self._end()
-                        message = None
-                    else:  # the first time: let it end by itself, with its state
-                        cell.status, late, deadline = ExecutionStatus.TIMEOUT, True, loop.time() + GRACE_SECONDS
-                        self._running.interrupt()
-                        continue
-                if message is None:
-                    self._lost(cell)
-                    break
-                if message.get("id") != self._number:
-                    continue
-                if self._take(cell, message):
-                    break
-            await self._settle()
-        finally:
-            self._cell = None
+        if not await self._within(timeout, lambda: self._done) and not self._dead():
+            cell.status = ExecutionStatus.TIMEOUT  # let it end by itself, with its state
+            self._running.interrupt()
+            if not await self._within(GRACE_SECONDS, lambda: self._done):
+                await self._end()
+        if self._done:
+            await self._within(BARRIER_SECONDS, lambda: self._passed >= {STDOUT, STDERR})  # if the cell has let them
+        else:
+            self._lost(cell)
         if cell.status is ExecutionStatus.TIMEOUT:
             kept = "the variables of earlier cells are kept" if cell.state == "kept" else "all variables are lost"
             cell.note = f"Execution timed out after {timeout:g} seconds; {kept}."
         elif cell.truncated and cell.status is not ExecutionStatus.SUCCESS:
-            cell.note = f"Its output was cut at {self._cap:,} bytes."
+            cell.note = "It wrote more than is taken, and was cut."
 
-    def _take(self, cell: Cell, message: dict[str, Any]) -> bool:
-        """One message of the cell; whether it was the last."""
-        display = message.get("display")
-        if isinstance(display, dict):
-            cell.displays.append({str(mime): data for mime, data in display.items() if isinstance(data, str)})
-        if not message.get("done"):
-            return False
-        value, trouble = message.get("result"), message.get("error")
-        cell.value = value if isinstance(value, dict) else None
-        cell.trouble = trouble if isinstance(trouble, dict) else None
-        if cell.trouble and (cell.trouble.get("name"), cell.trouble.get("value")) in (
-            ("SystemExit", "0"),
-            ("SystemExit", ""),
-        ):
-            cell.trouble = None  # it wanted to end well
-        if cell.status is ExecutionStatus.SUCCESS and cell.trouble is not None:
-            cell.status = ExecutionStatus.CANCELLED if self.interrupted else ExecutionStatus.ERROR
-        return True
+    def _dead(self) -> bool:
+        return self._running is None or self._running.over.done()
 
     def _lost(self, cell: Cell) -> None:
         cell.state = "lost"
         if cell.status is ExecutionStatus.SUCCESS:
             cell.status = ExecutionStatus.ERROR
-            cell.note = cell.note or "The interpreter died, and with it all variables."
+        if cell.status is ExecutionStatus.ERROR and not cell.note:
+            cell.note = "The interpreter died, and with it all variables."
             over = self._running.over if self._running else None
             if over is not None and over.done() and not over.exception() and over.result().oom_kills:
                 cell.note = "The interpreter was killed for memory, and with it all variables are lost."
 
-    async def _settle(self) -> None:
-        """Until both streams have brought all that the cell wrote; one that it closed will not."""
-        try:
-            async with asyncio.timeout(BARRIER_SECONDS):
-                while not self._passed >= {STDOUT, STDERR} and self._running and not self._running.over.done():
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            pass
-
     def _hear(self, stream: int, data: bytes) -> None:
+        if stream == SIDE or self._cell is None:
+            self._room -= len(data)
+            if self._room < 0 and self._running is not None:  # nothing that is honest says so much
+                if self._cell is not None:
+                    self._cell.truncated = True
+                self._running.stop()
+                return
         if stream == SIDE:
-            self._line += data
-            *lines, rest = self._line.split(b"\n")
-            self._line = bytearray(rest if len(rest) <= MESSAGE_BYTES else b"")
-            for line in lines:
-                try:
-                    message = json.loads(line)
-                except ValueError:
-                    continue  # a cell wrote to the channel itself
-                if isinstance(message, dict):
-                    self._messages.put_nowait(message)
+            self._listen(data)
             return
         data = self._tail[stream] + data
         before, barrier, _ = data.partition(self._barrier) if self._barrier else (data, b"", b"")
@@ -268,13 +178,52 @@ class Kernel:
         else:  # the barrier may come in two pieces
             cut = data.rfind(b"\0", -len(self._barrier)) if self._barrier else -1
             before, self._tail[stream] = (data, b"") if cut < 0 else (data[:cut], data[cut:])
-        if self._cell is not None and self._cell.write(stream, before) and self._running and not self.interrupted:
-            self._cell.status = ExecutionStatus.ERROR
-            self.interrupted = True
-            self._running.interrupt()
+        cell = self._cell
+        if cell is not None and cell.write(stream, before) and not self._interrupted and not self._done:
+            cell.status, self._interrupted = ExecutionStatus.ERROR, True
+            if self._running is not None:
+                self._running.interrupt()
+
+    def _listen(self, data: bytes) -> None:
+        """Whole lines of its own channel are messages; what is none, a cell has written there."""
+        ends = data.rfind(b"\n") + 1
+        if not ends:
+            self._line += data
+            return
+        lines, self._line = bytes(self._line) + data[:ends], bytearray(data[ends:])
+        for line in lines.splitlines():
+            try:
+                message = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(message, dict):
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        cell = self._cell
+        if message.get("ready"):
+            self._ready = True
+            self._changed.set()
+        if cell is None or self._done or message.get("id") != self._number:
+            return
+        display = message.get("display")
+        if isinstance(display, dict) and len(cell.displays) < DISPLAYS:
+            cell.displays.append({str(mime): data for mime, data in display.items() if isinstance(data, str)})
+        if not message.get("done"):
+            return
+        self._done = True
+        self._changed.set()
+        value, trouble = message.get("result"), message.get("error")
+        cell.value = value if isinstance(value, dict) else None
+        cell.trouble = trouble if isinstance(trouble, dict) else None
+        if cell.trouble and cell.trouble.get("name") == "SystemExit" and cell.trouble.get("value") in ("", "0"):
+            cell.trouble = None  # it wanted to end well
+        if cell.status is ExecutionStatus.SUCCESS and cell.trouble is not None:
+            cell.status = ExecutionStatus.CANCELLED if self._interrupted else ExecutionStatus.ERROR
 
     async def _end(self) -> None:
         running, self._running = self._running, None
+        self._changed.set()
         if running is not None:
             running.stop()
             with suppress(SandboxLost):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worker.sandbox.agent.wire import HEAD
 
-MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset", "session", "main")
+MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset", "keeper", "session", "main")
 """In the order of their imports."""
 
 USUAL = (

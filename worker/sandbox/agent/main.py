@@ -130,7 +130,10 @@ class Agent:
         )
         for buffer in (self.body, self.sealed, self.stdout, self.stderr, self.report):
             buffer.clear()
-        os.unlink(path)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass  # there was no room for it
         return None
 
     def become(self, meta: dict[str, object], fds: tuple[int, ...], problem: str) -> Job:

@@ -98,7 +98,10 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 def put(path: str, data: memoryview) -> str:
     """A new file, which stays ours: no job can change it, and we can remove it. What went wrong."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError as error:
+        return f"{path}: {error.strerror}"
     try:
         write_all(file, data)
     except OSError as error:

@@ -1,0 +1,263 @@
+"""Users of a sandbox, and programs in it, that mean no good: neighbours, successors and the host are safe."""
+
+import asyncio
+import gc
+import io
+import os
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import docker
+import pytest
+
+from api.sandbox import (
+    ExecutionStatus,
+    LocalSandboxManager,
+    Sandbox,
+    SandboxFactory,
+    SandboxLost,
+    SandboxStatus,
+    SandboxType,
+    Tool,
+    register_tool,
+)
+from tests.conftest import containers, eventually
+from tests.library.conftest import Make
+from worker.library.volumes import _unpack
+
+TOOLS = ["python_executor", "shell_executor", "file_operation", "notebook_executor"]
+
+
+# -- the host's files --------------------------------------------------------------------------------------------------
+
+
+async def test_copying_back_follows_no_link_of_the_host(engine_client: docker.DockerClient, tmp_path: Path) -> None:
+    outside, shared = tmp_path / "outside", tmp_path / "shared"
+    outside.mkdir()
+    shared.mkdir()
+    (outside / "python3").write_text("real")
+    (shared / "py").symlink_to(outside / "python3")
+    (shared / "venv").symlink_to(outside)
+    config = {"volumes": {str(shared): {"bind": "/sandbox/shared", "mode": "rw"}}}
+    sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER, config)
+    await sandbox.start()
+    await sandbox.execute_command("cd shared; rm py; echo mine > py; chmod +x py; echo kept > kept")
+    await sandbox.stop()
+    assert (outside / "python3").read_text() == "real"
+    assert (shared / "py").read_text() == "mine\n"
+    assert not (shared / "py").is_symlink()
+    assert os.access(shared / "py", os.X_OK)
+    again = SandboxFactory.create_sandbox(SandboxType.DOCKER, config)
+    await again.start()
+    await again.execute_command("cd shared; rm venv; mkdir venv; echo bad > venv/new")
+    with pytest.raises(SandboxLost, match="volumes were not copied back"):
+        await again.stop()
+    assert again.status is SandboxStatus.ERROR
+    assert not (outside / "new").exists()
+    eventually(lambda: not containers(engine_client, os.getpid()))
+
+
+def archive(*entries: tuple[str, bytes, dict[str, Any]], mode: str = "w") -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode=mode) as made:  # type: ignore[call-overload]
+        for name, content, more in entries:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            for key, value in more.items():
+                setattr(entry, key, value)
+            made.addfile(entry, io.BytesIO(content))
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        archive(("../escape", b"x", {})),
+        archive(("/tmp/escape", b"x", {})),
+        archive(("a/../../escape", b"x", {})),
+        archive(("link", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})),
+        archive(("hard", b"", {"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"})),
+        archive(("device", b"", {"type": tarfile.CHRTYPE})),
+        archive(("sparse", b"x", {"pax_headers": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1"}})),
+        archive(("large", bytes(2 << 20), {})),
+        archive(("bomb", bytes(1 << 20), {}), mode="w:gz"),
+        b"garbage" * 1000,
+    ],
+)  # fmt: skip
+def test_a_hostile_archive_writes_nothing(tmp_path: Path, data: bytes) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    with pytest.raises((ValueError, OSError, tarfile.TarError)):
+        _unpack(data, target, 1 << 20)
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert list(target.iterdir()) == []
+
+
+async def test_modules_in_the_folder_do_not_speak_for_tools(make: Make) -> None:
+    sandbox = await make()
+    for name in ("shutil", "tarfile", "stat", "os", "json", "base64", "posix"):
+        await sandbox.execute_command(f"echo 'import sys; sys.exit(0)' > {name}.py")
+    written = await sandbox.execute_tool("file_operation", {"operation": "write", "file_path": "x", "content": "true"})
+    assert written.success
+    assert (await sandbox.execute_command("cat x")).stdout == "true"
+    await sandbox.put_file("/sandbox/y", "also")
+    assert await sandbox.get_file("y") == b"also"
+
+
+# -- the agent, and other commands -------------------------------------------------------------------------------------
+
+
+async def test_a_full_sandbox_fails_commands_and_not_the_sandbox(engine_client: docker.DockerClient) -> None:
+    config = {"tools_config": TOOLS, "resource_limits": {"processes": 32}, "memory_limit": "128m"}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        await sandbox.execute_command("true")
+        bomb = "import os, time\nwhile True:\n    try: os.fork()\n    except OSError: time.sleep(0.1)\n"
+        full = asyncio.create_task(sandbox.execute_python(bomb, 8))
+        await asyncio.sleep(1)
+        others = await asyncio.gather(*(sandbox.execute_command(["echo", "on"]) for _ in range(12)))
+        assert all(other.stdout == "on\n" or other.stderr for other in others)
+        await full
+        assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+        sleeper = asyncio.create_task(sandbox.execute_command("sleep 3; echo woke"))
+        await sandbox.execute_command("for x in $(seq 3000); do : > /tmp/$x || break; done")
+        unwritten = await sandbox.execute_python("print(1)")
+        assert (unwritten.exit_code, "No space left" in unwritten.stderr) == (125, True)
+        assert (await sleeper).stdout == "woke\n"
+        await sandbox.execute_command("rm -f /tmp/*")
+        await sandbox.execute_command(
+            "dd if=/dev/zero of=/box/x bs=1M; dd if=/dev/zero of=/sandbox/x bs=1M; rm -f /box/x x"
+        )
+        unread = await sandbox.execute_command("sleep 0.5", stdin=bytes(150 << 20))
+        assert unread.exit_code == 0
+        assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+
+
+async def test_a_reset_waits_for_nobody_and_nobody_for_ever(make: Make) -> None:
+    sandbox = await make()
+    waiting = [asyncio.create_task(sandbox.execute_command(f"sleep 1000; echo {n}", timeout=2000)) for n in range(24)]
+    await asyncio.sleep(1)
+    assert await sandbox.reset()
+    for task in waiting:
+        task.cancel()
+    ends = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert len(ends) == 24
+    assert (await sandbox.execute_command("ls -A; echo on")).stdout == "on\n"
+
+
+async def test_a_deep_tree_is_removed_and_hinders_nobody(make: Make) -> None:
+    sandbox = await make()
+    deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+    await sandbox.execute_python(deep, 60)
+    clean = await sandbox.reset()
+    await sandbox.stop()
+    assert isinstance(clean, bool)
+    other = await make()
+    assert (await other.execute_command("ls -A")).stdout == ""
+
+
+# -- notebooks ---------------------------------------------------------------------------------------------------------
+
+
+async def test_a_notebook_cannot_fill_or_stop_its_host(notebook_image: None) -> None:
+    config = {"tools_config": TOOLS}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+
+        async def cell(code: str, **more: object) -> Any:
+            return await sandbox.execute_tool("notebook_executor", {"code": code, **more})
+
+        writing = "import os\nfor fd in range(200, 260):\n    try: os.write(fd, {})\n    except OSError: pass\n"
+        deep = await cell(writing.format("b'[' * 300_000 + b'\\n'"))
+        assert deep.status in ExecutionStatus
+        assert (await cell("1 + 1")).output == "\nResult: 2"
+        flood = "import threading\n" + writing.format("b'{}\\n' * 10_000").replace(
+            "for fd", "while True:\n  for fd"
+        ).replace("\n    ", "\n      ")
+        await cell(f"import threading\nthreading.Thread(target=exec, args=({flood!r},)).start()")
+        await asyncio.sleep(2)
+        began = time.monotonic()
+        late = await cell("2 + 2", timeout=5)
+        assert time.monotonic() - began < 60
+        assert late.status in ExecutionStatus
+        shown = await cell("for x in range(5000): display(x)", timeout=60)
+        assert len(shown.metadata["displays"]) <= 1000
+        assert sandbox.status is SandboxStatus.RUNNING
+        assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+
+
+# -- misuse ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e18, "5", True])
+async def test_a_timeout_that_is_none_is_refused(make: Make, timeout: Any) -> None:
+    sandbox = await make()
+    with pytest.raises(ValueError, match="timeout"):
+        await sandbox.execute_command("true", timeout=timeout)
+    assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+
+
+@pytest.mark.parametrize("command", ["", [], [1], b"ls", "a\0b", ["echo", "\ud800"], None])
+async def test_a_command_that_is_none_is_refused(make: Make, command: Any) -> None:
+    sandbox = await make()
+    with pytest.raises(ValueError, match="command"):
+        await sandbox.execute_command(command)
+    for stdin in (5, None, [1], "\ud800"):
+        with pytest.raises((TypeError, ValueError)):
+            await sandbox.execute_command("true", stdin=stdin)  # type: ignore[arg-type]
+    code = await sandbox.execute_tool("python_executor", {"code": "print('\ud800')"})
+    assert code.status is ExecutionStatus.ERROR
+    assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+
+
+async def test_starting_twice_at_once_starts_one(engine_client: docker.DockerClient) -> None:
+    sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER)
+    await asyncio.gather(sandbox.start(), sandbox.start(), sandbox.start())
+    assert len(containers(engine_client, os.getpid())) == 1
+    await asyncio.gather(sandbox.stop(), sandbox.stop())
+    eventually(lambda: not containers(engine_client, os.getpid()))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_another_event_loop_is_told_so(engine_client: docker.DockerClient) -> None:
+    sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER)
+    asyncio.run(sandbox.start())
+
+    async def use() -> None:
+        with pytest.raises((RuntimeError, SandboxLost)):
+            await asyncio.wait_for(sandbox.execute_command("true"), 30)
+        await sandbox.stop()
+
+    asyncio.run(use())
+    eventually(lambda: not containers(engine_client, os.getpid()))
+    del sandbox, use
+    gc.collect()  # the streams of a loop that was closed over them complain, here and not in another test
+
+
+async def test_a_pool_forgets_what_tools_knew_and_retires_what_ended_badly(engine_client: docker.DockerClient) -> None:
+    @register_tool("counter")
+    class Counter(Tool):
+        """Count the calls."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.calls = 0
+
+        async def execute(self, sandbox: Sandbox) -> str:
+            self.calls += 1
+            return str(self.calls)
+
+    async with LocalSandboxManager() as manager:
+        config = {"tools_config": ["counter", "shell_executor"]}
+        first, second = await asyncio.gather(
+            *(manager.initialize_pool(1, SandboxType.DOCKER, config) for _ in range(2))
+        )
+        assert first == second
+        assert [(await manager.execute_tool_in_pool("counter")).output for _ in range(3)] == ["1", "1", "1"]
+        before = (await manager.get_stats())["pool"]["created"]
+        await manager.execute_tool_in_pool("shell_executor", {"command": "sleep 100", "timeout": 0.2})
+        await manager.execute_tool_in_pool("counter")
+        assert (await manager.get_stats())["pool"]["created"] == before + 1
+    with pytest.raises(ValueError, match="pool_size"):
+        await LocalSandboxManager().initialize_pool("2", SandboxType.DUMMY)  # type: ignore[arg-type]
+    eventually(lambda: not containers(engine_client, os.getpid()))
