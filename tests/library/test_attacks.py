@@ -220,17 +220,18 @@ async def test_starting_twice_at_once_starts_one(engine_client: docker.DockerCli
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_another_event_loop_is_told_so(engine_client: docker.DockerClient) -> None:
-    sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER)
-    asyncio.run(sandbox.start())
-
-    async def use() -> None:
+    async def use(sandbox: Sandbox) -> None:
         with pytest.raises((RuntimeError, SandboxLost)):
             await asyncio.wait_for(sandbox.execute_command("true"), 30)
         await sandbox.stop()
 
-    asyncio.run(use())
+    def both() -> None:
+        sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER)
+        asyncio.run(sandbox.start())
+        asyncio.run(use(sandbox))
+
+    both()
     eventually(lambda: not containers(engine_client, os.getpid()))
-    del sandbox, use
     gc.collect()  # the streams of a loop that was closed over them complain, here and not in another test
 
 
