@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 import worker.library.local as local
 from api.sandbox import (
+    DockerSandbox,
     DockerSandboxConfig,
     ExecutionStatus,
     Sandbox,
@@ -138,8 +139,11 @@ async def test_folders_of_the_host_are_copied_in_and_back(engine_client: docker.
         str(tmp_path / "in"): {"bind": "/sandbox/in", "mode": "ro"},
         str(tmp_path / "out"): {"bind": "/sandbox/out", "mode": "rw"},
     }
-    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, DockerSandboxConfig(volumes=volumes)) as sandbox:
+    async with DockerSandbox(DockerSandboxConfig(volumes=volumes)) as sandbox:
         line = "cat in/a.txt > out/b.txt; echo new > in/a.txt; cd out; ln -s /etc/passwd link; mkdir sub; mkfifo pipe"
+        assert (await sandbox.execute_command(line)).exit_code == 0
+        assert await sandbox.reset()
+        assert (await sandbox.execute_command("cat in/a.txt; ls out")).stdout == "a"
         assert (await sandbox.execute_command(line)).exit_code == 0
     assert (tmp_path / "in" / "a.txt").read_text() == "a"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["b.txt", "sub"]

@@ -79,3 +79,8 @@ def test_stored_text_is_valid_and_without_nul() -> None:
 def test_truncation_is_told() -> None:
     stored = case_result(0, outcome(stdout=b"a", stdout_total=2), PLAIN, None)
     assert (stored.stdout_truncated, stored.stderr_truncated, stored.metrics.output_bytes) == (True, False, 2)
+
+
+def test_what_happened_is_told_and_not_the_advice_behind_it() -> None:
+    said = b"thread 'main' panicked at 'no', main.rs:1:5\nnote: run with `RUST_BACKTRACE=1` to see more\n"
+    assert judge(outcome(exit_code=101, stderr=said), PLAIN, None)[1].endswith("panicked at 'no', main.rs:1:5")

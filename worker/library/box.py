@@ -133,13 +133,14 @@ class BoxSandbox(Sandbox):
         async with self._gate:
             if self.box is None or not await self.box.reset():
                 return False
-            await self.renew_tools()
+        await self.renew()
         return True
 
-    async def renew_tools(self) -> None:
-        """With their options, and without what they have kept of earlier calls."""
+    async def renew(self) -> None:
+        """For its next user: tools that have kept nothing of earlier calls, and what it is given at its start."""
         self._tools.clear()
         await self.initialize_tools()
+        await self._prepare()
 
     async def get_execution_context(self) -> Box:
         return self._living()
@@ -225,7 +226,7 @@ class BoxSandbox(Sandbox):
             outcome = await asyncio.shield(running.over)
             box.suspect = box.suspect or outcome.abnormal
         except SandboxLost as error:
-            if self.status is not SandboxStatus.STOPPING:
+            if self.status.active:  # else somebody has said so, or wants it so
                 self.fail(error)
             raise
         except asyncio.CancelledError:

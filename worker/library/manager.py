@@ -227,7 +227,7 @@ class LocalSandboxManager:
                 raise TimeoutError(f"Timeout waiting for available sandbox from pool after {timeout}s") from None
             member = self._members[box]
             member.update_status(SandboxStatus.BUSY)
-            await member.renew_tools()
+            await member.renew()
             try:
                 return await member.execute_tool(tool_name, parameters)
             finally:

@@ -94,7 +94,7 @@ class Stream(Demultiplexer):
 
     def connection_lost(self, exc: Exception | None) -> None:
         words = self.kept[2].decode("utf-8", "replace").strip().splitlines()
-        self.fail(f"the stream ended ({words[-1][:200] if words else exc or 'closed'})")
+        self.fail(f"the stream ended ({words[-1][:200] if words else exc or 'the container is gone'})")
 
     def send(self, data: bytes) -> None:
         """Put bytes on their way."""

@@ -127,7 +127,8 @@ def _ended_well(outcome: Outcome) -> bool:
 
 def _last_line(stderr: bytes) -> str:
     lines = text(stderr[-2000:]).strip().splitlines()
-    return _printable(lines[-1]) if lines else ""
+    told = [line for line in lines if not line.startswith("note: ")]  # Rust's advice, behind what happened
+    return _printable((told or lines)[-1]) if lines else ""
 
 
 def _printable(line: str) -> str:
