@@ -172,7 +172,10 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
     code = images.Image("evalpool/code:12", "sha256:abcdef", 10**9, datetime.now(UTC), "3.11", {"c": "gcc 12.2.0"})
     monkeypatch.setattr(doctor, "installed", lambda: [code, python_alone])
     others = [finding.found for finding in doctor.examine() if finding.name == "another image"]
-    assert others == ["evalpool/code:12 abcdef, 1000 MB: python 3.11, c (gcc 12.2.0)"]
+    assert others == [
+        "evalpool/code:12 abcdef, 1000 MB: python 3.11, c (gcc 12.2.0)",
+        "for notebooks with plots: evalpool images build notebook",
+    ]
 
 
 def test_the_list_shows_sizes_and_languages(python_alone: images.Image, capsys: pytest.CaptureFixture[str]) -> None:
