@@ -1,7 +1,7 @@
 """The examples of ms-enclave's own README, with nothing changed but their imports, print what they should.
 
-Its text is read from the installed package, which `make bench` compares us with; what needs a service of its own (a
-model, an HTTP server) is left out.
+Its text is read from the installed package, which `make bench` compares us with. In the place of a model answers a
+script; what needs an HTTP server is left out.
 """
 
 import importlib.metadata
@@ -26,6 +26,29 @@ async def main():
 
 asyncio.run(main())
 """
+MODEL = """
+import json
+from types import SimpleNamespace as Thing
+
+CALLS = {"python_executor": {"code": "print('hello')"}, "shell_executor": {"command": "ls -d /sandbox"}}
+
+
+def create(model, messages, tools=(), tool_choice=None):
+    offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    if not offered:
+        text = "".join(json.loads(message["content"])["output"] for message in messages if message["role"] == "tool")
+        return Thing(choices=[Thing(message=Thing(content=text))])
+    assert all(set(CALLS[name]) <= set(offered[name]["properties"]) for name in CALLS)
+    functions = [Thing(name=name, arguments=json.dumps(given)) for name, given in CALLS.items()]
+    calls = [Thing(id=function.name, function=function) for function in functions]
+    message = Thing(content=None, tool_calls=calls, model_dump=lambda: {"role": "assistant", "content": None})
+    return Thing(choices=[Thing(message=message)])
+
+
+def OpenAI(**_):
+    return Thing(chat=Thing(completions=Thing(create=create)))
+"""
+"""A model that calls what it is offered, and then repeats what came of it."""
 HELD = """async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
 """
 
@@ -79,6 +102,11 @@ def test_it_prints_what_it_should(
     examples: list[str], engine_client: object, tmp_path: Path, words: tuple[str, ...], printed: str
 ) -> None:
     assert re.fullmatch(printed, run(example(examples, *words), tmp_path))
+
+
+def test_a_model_can_call_the_tools(examples: list[str], engine_client: object, tmp_path: Path) -> None:
+    (tmp_path / "openai.py").write_text(MODEL)
+    assert run(example(examples, "OpenAI"), tmp_path) == "hello\n/sandbox\n\n"
 
 
 def test_fragments_do_what_they_say(examples: list[str], engine_client: object, tmp_path: Path) -> None:

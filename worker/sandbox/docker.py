@@ -16,7 +16,7 @@ from worker.sandbox.agent.wire import pack
 from worker.sandbox.base import Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
 from worker.sandbox.engine import OWNER, Engine, owner
 from worker.sandbox.hardening import options
-from worker.sandbox.session import Session, count, seconds, small
+from worker.sandbox.session import Session, count, seconds, told
 from worker.sandbox.stream import Reply, Stream
 
 START_SECONDS = 60.0
@@ -181,21 +181,13 @@ class DockerSandbox(Sandbox):
                 raise ValueError(f"the program was not started: {body[stdout:][:200]!r}")
             said = said.removeprefix("ready ")
             return Outcome(
-                ended=reply["ended"],
-                exit_code=small(reply, "exit_code"),
-                signal=small(reply, "signal"),
                 checked=bool(token) and said == f"checked {token}",
                 said=said if said in WORDS else "",
                 stdout=body[:stdout],
                 stderr=body[stdout:],
-                stdout_total=count(reply, "stdout_total"),
-                stderr_total=count(reply, "stderr_total"),
-                wall_seconds=seconds(reply, "wall_seconds"),
-                cpu_seconds=seconds(reply, "cpu_seconds"),
                 delay_seconds=seconds(reply, "delay_seconds"),
-                memory_bytes=count(reply, "memory_bytes"),
-                oom_kills=count(reply, "oom_kills"),
                 processes=count(reply, "processes"),
+                **told(reply),
             )
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent's reply is not possible ({error})") from None

@@ -169,22 +169,7 @@ class Remote(Running):
             self._hear(STDERR, b"it could not be started: the sandbox has no process left\n")
         if meta["ended"] not in ("itself", "wall", "output", "stopped"):
             raise ValueError("ended")
-        outcome = Outcome(
-            ended=meta["ended"],
-            exit_code=small(meta, "exit_code"),
-            signal=small(meta, "signal"),
-            checked=False,
-            said="",
-            stdout=b"",
-            stderr=b"",
-            stdout_total=count(meta, "stdout_total"),
-            stderr_total=count(meta, "stderr_total"),
-            wall_seconds=seconds(meta, "wall_seconds"),
-            cpu_seconds=seconds(meta, "cpu_seconds"),
-            memory_bytes=count(meta, "memory_bytes"),
-            oom_kills=count(meta, "oom_kills"),
-            processes=1,
-        )
+        outcome = Outcome(checked=False, said="", stdout=b"", stderr=b"", processes=1, **told(meta))
         if not self.over.done():
             self.over.set_result(outcome)
 
@@ -200,6 +185,21 @@ class Remote(Running):
 
     def _give_up(self) -> None:
         self._session.fail("a command's end was not told in time")
+
+
+def told(reply: dict[str, Any]) -> dict[str, Any]:
+    """How a program or a command ended, and what was counted of it: each value believed where it is possible."""
+    return {
+        "ended": reply["ended"],
+        "exit_code": small(reply, "exit_code"),
+        "signal": small(reply, "signal"),
+        "stdout_total": count(reply, "stdout_total"),
+        "stderr_total": count(reply, "stderr_total"),
+        "wall_seconds": seconds(reply, "wall_seconds"),
+        "cpu_seconds": seconds(reply, "cpu_seconds"),
+        "memory_bytes": count(reply, "memory_bytes"),
+        "oom_kills": count(reply, "oom_kills"),
+    }
 
 
 def count(reply: dict[str, Any], name: str) -> int:
