@@ -41,7 +41,7 @@ def list_images() -> None:
 
     console = Console(highlight=False)
     for image in installed():
-        size, created = f"{image.size_bytes / (1 << 20):,.0f} MiB", f"{image.created:%Y-%m-%d %H:%M}"
+        size, created = f"{image.size_bytes / 1e6:,.0f} MB", f"{image.created:%Y-%m-%d %H:%M}"
         console.print(f"{image.tag}  {image.id.removeprefix('sha256:')[:12]}  {size}  {created}")
         console.print(Padding(image.languages, (0, 0, 0, 4)), style="bright_black")
 

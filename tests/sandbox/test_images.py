@@ -183,5 +183,5 @@ def test_the_list_shows_sizes_and_languages(python_alone: images.Image, capsys: 
         main(["images", "list"])
     assert not ended.value.code
     head, languages = capsys.readouterr().out.splitlines()
-    assert head.startswith("evalpool/python:3.11  0123456789ab  128 MiB  ")
+    assert head.startswith("evalpool/python:3.11  0123456789ab  134 MB  ")
     assert languages.strip() == "python 3.11"
