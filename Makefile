@@ -14,7 +14,7 @@ demo: ## install everything, evaluate a bundled benchmark end to end, print the 
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
-	@deploy/setup docker redis venv image testing bench
+	@deploy/setup docker redis venv image code notebook testing bench
 	@$(BIN)/pytest $(ARGS)
 
 bench: ## measure evalpool beside its peers, in one run (QUICK=1: in under five minutes)
@@ -22,7 +22,7 @@ bench: ## measure evalpool beside its peers, in one run (QUICK=1: in under five 
 	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
 
 verify: ## run every labelled program of DATA=folder, and compare verdicts with labels
-	@deploy/setup
+	@deploy/setup docker redis venv image code
 	@$(BIN)/python tests/verify.py $(or $(DATA),$(error name the folder: make verify DATA=folder)) $(ARGS)
 
 faults: ## break one thing at a time, and audit the ledger after each
