@@ -62,10 +62,12 @@ class DockerSandbox(BoxSandbox):
 
     def _own_image(self) -> str:
         """The one of the settings that suits its tools."""
-        now = settings()
-        if "notebook_executor" in self.config.tools_config or self.sandbox_type == SandboxType.DOCKER_NOTEBOOK:
+        now, tools = settings(), self.config.tools_config
+        if self.sandbox_type == SandboxType.DOCKER_NOTEBOOK:
             return now.notebook_image
-        return now.code_image if "multi_code_executor" in self.config.tools_config else now.image
+        if "multi_code_executor" in tools:  # cells run there, too, if without plots
+            return now.code_image
+        return now.notebook_image if "notebook_executor" in tools else now.image
 
     async def _make(self) -> Box:
         self._engine = engine = engines.take()
