@@ -20,8 +20,10 @@ class Given(BaseModel):
 
 
 def first_problem(error: ValidationError, model: type[BaseModel]) -> str:
-    """One sentence for the first thing wrong: `limits.cpu_seconds: Input should be greater than 0`."""
-    problem = error.errors(include_url=False, include_input=False)[0]
+    """One sentence for the first thing wrong: `limits.cpu_seconds: Input should be greater than 0`. Names that are not
+    known come before such that are missing: most often they were meant."""
+    problems = error.errors(include_url=False, include_input=False)
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     place = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         return f"{place}: unknown field; {model.__name__} has {', '.join(model.model_fields)}"

@@ -101,6 +101,11 @@ def _language(name: str) -> str:
     return SPELLINGS.get(name.lower(), name.lower())
 
 
+def _other(language: Any) -> bool:
+    """Whether it is named, and not Python."""
+    return isinstance(language, str) and _language(language) != "python"
+
+
 Text = Annotated[str, AfterValidator(_bounded)]
 Argument = Annotated[str, AfterValidator(_argument)]
 Name = Annotated[str, AfterValidator(_bounded)] | int
@@ -128,7 +133,7 @@ class JobSpec(Given):
     """The program."""
     tool: Annotated[str, AfterValidator(_tool)] = "python_executor"
     language: Annotated[str, AfterValidator(_language)] = "python"
-    """For `multi_code_executor`."""
+    """For `multi_code_executor`, which is the tool of a job that names a language alone."""
     stdin: Text = ""
     args: tuple[Argument, ...] = ()
     env: dict[Annotated[str, AfterValidator(_variable)], Argument] = Field(default_factory=dict)
@@ -158,8 +163,18 @@ class JobSpec(Given):
     labels: dict[Annotated[str, AfterValidator(_bounded)], Scalar] | None = None
     priority: Priority = Priority.NORMAL
 
+    @model_validator(mode="before")
+    @classmethod
+    def _by_language(cls, given: Any) -> Any:
+        """A language says which tool is meant."""
+        if isinstance(given, dict) and "tool" not in given and _other(given.get("language")):
+            return given | {"tool": "multi_code_executor"}
+        return given
+
     @model_validator(mode="after")
     def _whole(self) -> "JobSpec":
+        if self.tool != "multi_code_executor" and _other(self.language) and self.language not in LANGUAGES[self.tool]:
+            raise ValueError(f"language: {self.tool} does not run {self.language}; multi_code_executor may")
         if self.tool == "multi_code_executor" and self.language not in LANGUAGES[self.tool]:
             known = ", ".join(LANGUAGES[self.tool])
             raise ValueError(f"language: {self.language!r} is not one of {known}")

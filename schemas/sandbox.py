@@ -8,6 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 HOME = "/sandbox"
+LONGEST_SECONDS = 30 * 86_400
+"""That a command may be given."""
 
 
 class SandboxType(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost
+from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost, SetupError
 from schemas.job import Case, JobSpec
 from schemas.lease import Lease
 from schemas.limits import Limits
@@ -19,6 +19,7 @@ from worker.pool import Pool
 from worker.sandbox.base import Outcome, Program, Sandbox, Shape
 from worker.tools.comparators import VERSION
 from worker.tools.judge import case_result, compiled, text
+from worker.tools.languages import LANGUAGES
 from worker.tools.registry import TOOLS
 
 ORDINARY = 4 << 20
@@ -45,6 +46,7 @@ async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Set
     """Run one job to its result. Raises `SandboxLost` when it was our sandboxes that failed, not the program."""
     spec = lease.spec
     began = time.monotonic()
+    await _equipped(spec, pool, artifacts, settings)
     made = await _compiled(spec, pool, artifacts, settings)
     if made is not None and (refused := compiled(made)) is not None:
         return _result(lease, [refused], None, time.monotonic() - began, settings.worker_name)
@@ -78,6 +80,23 @@ def _within(run: CaseResult, room: int) -> CaseResult:
             "stderr_truncated": run.stderr_truncated or len(run.stderr) > EXCERPT,
         }
     )
+
+
+async def _equipped(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: Settings) -> None:
+    """`SetupError` if the image lacks what the job's language needs: no program must pay for that. Asked once of an
+    image, where no program is."""
+    image, needed = _image(spec, settings), LANGUAGES[spec.runs].needs
+    if needed == "python3" and image == settings.image:
+        return
+    program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
+
+    async def ask() -> Outcome:
+        _, _, outcome = await _outcome(program, shape_of(spec, settings), pool, fresh=False)
+        return outcome or Outcome.killed_for_memory(0)
+
+    found = await artifacts.get(f"{image} {needed}", ask)
+    if found.exit_code != 0:
+        raise SetupError(f"image: {image} has no {needed}, which {spec.runs} needs; `evalpool images build code` has")
 
 
 async def _compiled(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: Settings) -> Outcome | None:

@@ -59,8 +59,6 @@ def job(row: Mapping[str, Any], limits: Limits, extract: str = "none") -> JobSpe
     _labels(fields)
     if "tests" in fields:
         _tests(fields)
-    if "tool" not in fields and fields.get("language", "python") != "python":
-        fields["tool"] = "multi_code_executor"
     return JobSpec(**fields)
 
 

@@ -24,9 +24,10 @@ class Maker:
     async def __call__(self, shape: Shape) -> Sandbox:
         if self.failing:
             raise SandboxLost("told to fail")
-        self.made.append(FakeSandbox(shape))
-        await self.made[-1].start()
-        return self.made[-1]
+        sandbox = FakeSandbox(shape)
+        self.made.append(sandbox)
+        await sandbox.start()
+        return sandbox
 
     @property
     def alive(self) -> int:

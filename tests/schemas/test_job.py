@@ -7,6 +7,9 @@ from schemas import Case, InvalidJob, JobSpec, Limits, Priority
     ("fields", "place"),
     [
         ({}, "code: Field required"),
+        ({"cod": "x"}, "cod: unknown field"),
+        ({"code": "x", "language": "cobol"}, "language: 'cobol' is not one of python"),
+        ({"code": "x", "language": "c", "tool": "python_executor"}, "language: python_executor does not run c"),
         ({"code": 7}, "code"),
         ({"code": "x", "timeout": 3}, "timeout: unknown field"),
         ({"code": "x", "tool": "perl_executor"}, "tool: unknown tool 'perl_executor'"),

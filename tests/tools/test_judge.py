@@ -81,6 +81,23 @@ def test_truncation_is_told() -> None:
     assert (stored.stdout_truncated, stored.stderr_truncated, stored.metrics.output_bytes) == (True, False, 2)
 
 
-def test_what_happened_is_told_and_not_the_advice_behind_it() -> None:
-    said = b"thread 'main' panicked at 'no', main.rs:1:5\nnote: run with `RUST_BACKTRACE=1` to see more\n"
-    assert judge(outcome(exit_code=101, stderr=said), PLAIN, None)[1].endswith("panicked at 'no', main.rs:1:5")
+@pytest.mark.parametrize(
+    ("language", "said", "told"),
+    [
+        ("rust", "thread 'main' panicked at 'no', main.rs:1:5\nnote: run with `RUST_BACKTRACE=1` to see more\n",
+         "thread 'main' panicked at 'no', main.rs:1:5"),
+        ("javascript", "/box/main.js:1\nthrow new Error('odd')\n^\n\nError: odd\n    at Object\n\nNode.js v18.20.4\n",
+         "Error: odd"),
+        ("java", 'Exception in thread "main" java.lang.Error: odd\n\tat A.main(A.java:1)\n',
+         'Exception in thread "main" java.lang.Error: odd'),
+        ("r", "Error in f() : odd\nCalls: f\nExecution halted\n", "Error in f() : odd"),
+        ("go", "panic: odd\n\ngoroutine 1 [running]:\nmain.main()\n", "panic: odd"),
+        ("elixir", "** (MatchError) no match\n    main.exs:1: (file)\n    (elixir) lib/code.ex:1245\n",
+         "** (MatchError) no match"),
+        ("bash", "first\nlast\n", "last"),
+        ("python", "ValueError: first\n\nDuring handling\n\nKeyError: last\n", "KeyError: last"),
+    ],
+)  # fmt: skip
+def test_what_happened_is_told_and_not_what_comes_behind_it(language: str, said: str, told: str) -> None:
+    spec = JobSpec(code="", tool="multi_code_executor", language=language)
+    assert judge(outcome(exit_code=1, stderr=said.encode()), spec, None)[1] == f"exit code 1: {told}"

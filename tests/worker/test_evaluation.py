@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from schemas import Case, JobSpec, Limits, Settings, Verdict
-from schemas.errors import CheckerFailed
+from schemas.errors import CheckerFailed, SetupError
 from schemas.job import LANGUAGES as NAMES
 from schemas.job import SPELLINGS
 from schemas.lease import Lease
@@ -18,7 +19,7 @@ from worker.evaluation import evaluate
 from worker.pool import Pool
 from worker.sandbox.base import Outcome, Program, Shape
 from worker.sandbox.fake import FakeSandbox
-from worker.tools.languages import LANGUAGES, Language, class_of
+from worker.tools.languages import LANGUAGES, SCANNED, Language, classes
 
 
 class Watched(FakeSandbox):
@@ -171,7 +172,7 @@ async def test_alone_means_that_nothing_else_is_lent() -> None:
 def toy(monkeypatch: pytest.MonkeyPatch) -> str:
     """A language whose compiler is `sh`: it refuses what is no valid script."""
     build = "sh -n main.x && { echo '#!/bin/sh'; cat main.x; } > main && chmod +x main"
-    monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), build))
+    monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), build, compiler="sh"))
     return "lua"
 
 
@@ -188,7 +189,15 @@ async def test_a_program_is_compiled_once_and_run_for_every_case(toy: str) -> No
     echo = "read x; echo $x\n"
     (result,) = await run(compiled_job(toy, echo, cases=20))
     assert result.passed, result.stderr
-    assert (len(result.cases), compilations(), len(Watched.programs)) == (20, 1, 21)
+    assert (len(result.cases), compilations(), len(Watched.programs)) == (20, 1, 22)  # one to look for the compiler
+
+
+async def test_an_image_without_the_compiler_is_not_the_programs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), "true", compiler="no-such-compiler"))
+    monkeypatch.setitem(LANGUAGES, "ruby", Language("main.x", ("no-such-interpreter", "main.x")))
+    for language in ("lua", "ruby"):
+        with pytest.raises(SetupError, match="image: evalpool/code:12 has no no-such-"):
+            await run(compiled_job(language, ""))
 
 
 async def test_the_same_source_is_not_compiled_again_and_another_one_is(toy: str) -> None:
@@ -230,17 +239,35 @@ async def test_what_was_compiled_is_forgotten_when_there_is_too_much_of_it() -> 
 
 
 @pytest.mark.parametrize(
-    ("code", "name"),
+    ("code", "file", "start"),
     [
-        ("public class Foo { }", "Foo"),
-        ("class A {}\nclass B { public static void main(String[] a) {} }", "B"),
-        ("import x;\nclass Only {}", "Only"),
-        ("", "Main"),
-        ("class Helper {}\npublic final class Real {}\n", "Real"),
+        ("public class Foo { }", "Foo", "Foo"),
+        ("class A {}\nclass B { public static void main(String[] a) {} }", "B", "B"),
+        ("import x;\nclass Only {}", "Only", "Only"),
+        ("", "Main", "Main"),
+        ("class Helper {}\npublic final class Real {}\n", "Real", "Real"),
+        ("package a.b; public class A { static void main() {} }", "A", "a.b.A"),
+        ("import java.util.*; public class Sol { }", "Sol", "Sol"),
+        ('@SuppressWarnings("class X {") public class Sol { }', "Sol", "Sol"),
+        ("/* public class Foo {} */ // class Bar\nclass Main { void main() {} }", "Main", "Main"),
+        ('class T { String s = """\npublic class Foo { """; }', "T", "T"),
+        ("public class Solution {} class Main { public static void main(String[] a) {} }", "Solution", "Main"),
+        ("class A { class B { static void main() {} } static void main() {} } class C {}", "A", "A"),
+        ("record Point(int x) {} enum E { A } interface I {} class Z { char c = '{'; void main() {} }", "Z", "Z"),
+        ("class " + "A" * 300 + " {}", "Main", "Main"),
     ],
 )
-def test_a_java_file_is_called_after_its_class(code: str, name: str) -> None:
-    assert class_of(code) == name
+def test_a_java_file_is_called_after_its_class(code: str, file: str, start: str) -> None:
+    assert classes(code) == (file, start)
+
+
+@pytest.mark.parametrize(
+    "piece", ["/*", "\n", '"""', "public ", "final ", "class A ", "class A{void main(){}}", "\\", "{"]
+)
+def test_a_java_program_of_any_text_is_looked_at_once(piece: str) -> None:
+    began = time.process_time()
+    classes(piece * (SCANNED // len(piece)))
+    assert time.process_time() - began < 20  # what looks again and again takes hours
 
 
 def test_every_language_that_a_job_can_name_is_in_the_table_and_none_besides() -> None:

@@ -2,13 +2,12 @@
 
 import asyncio
 import inspect
-import tarfile
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from schemas.errors import SandboxLost
-from schemas.sandbox import CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
+from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
 from worker.library.output import Output
 from worker.library.sandbox import Heed, Sandbox
 from worker.sandbox.base import Command, Running, Shape
@@ -17,33 +16,42 @@ from worker.tools.files import ISOLATED, confined
 
 AT_ONCE = 16
 """Commands of one sandbox at a time; more wait."""
+STOP_SECONDS = 2.0
 KERNELS = 2
 """Interpreters that stay, beside them."""
-LONGEST = 30 * 86_400
-"""Seconds that a command may be given."""
 KEEPERS_MIB = 32
 """What those need of ours that watch all of them."""
 UNPACK = """
-import sys, tarfile
+import os, sys, tarfile
+os.makedirs(sys.argv[1], exist_ok=True)
 with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
     for entry in archive:
         if entry.name.startswith("/") or ".." in entry.name.split("/"):
             sys.exit(entry.name + " leads out of the folder")
-        if entry.isfile() or entry.isdir() or entry.issym():
+        if entry.isfile() or entry.isdir() or entry.issym() or entry.islnk():
             entry.mode |= 0o700 if entry.isdir() else 0o600
             archive.extract(entry, sys.argv[1])
 """
 
-PACK_DIR = """
+PACK = """
 import os, sys, tarfile
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+    def plain(entry):
+        archive.inodes.clear()  # a file with two names is two files
+        return entry if entry.isfile() or entry.isdir() else None
     for name in sorted(os.listdir(sys.argv[1])):
-        plain = lambda entry: entry if entry.isfile() or entry.isdir() else None
         archive.add(os.path.join(sys.argv[1], name), name, filter=plain)
 """
-PACK_FILE = """
-import shutil, sys
-shutil.copyfileobj(open(sys.argv[1], "rb"), sys.stdout.buffer)
+WRITE = """
+import os, sys
+os.makedirs(os.path.dirname(sys.argv[1]) or ".", exist_ok=True)
+with open(sys.argv[1], "wb") as file:
+    while data := sys.stdin.buffer.read(1 << 20): file.write(data)
+"""
+READ = """
+import sys
+with open(sys.argv[1], "rb") as file:
+    while data := file.read(1 << 20): sys.stdout.buffer.write(data)
 """
 
 
@@ -87,8 +95,7 @@ class BoxSandbox(Sandbox):
         if self.status is not SandboxStatus.INITIALIZING:
             self.update_status(SandboxStatus.INITIALIZING)
         try:
-            self._tools.clear()
-            await self.initialize_tools()  # first: what is wrong with their options costs no container
+            await self._new_tools()  # first: what is wrong with their options costs no container
             self.box = await self._make()
             self.metadata |= {"container_id": self.box.id, "image_digest": self.box.image_digest}
             self.metadata.pop("error", None)
@@ -116,6 +123,8 @@ class BoxSandbox(Sandbox):
         try:
             if not broken:
                 self.update_status(SandboxStatus.STOPPING)
+                with suppress(TimeoutError):  # whoever waits for a command gets what there is of its output
+                    await asyncio.wait_for(self.end_commands(), STOP_SECONDS)
             await self.cleanup()
         except BaseException as error:
             self.fail(error)
@@ -138,9 +147,13 @@ class BoxSandbox(Sandbox):
 
     async def renew(self) -> None:
         """For its next user: tools that have kept nothing of earlier calls, and what it is given at its start."""
-        self._tools.clear()
-        await self.initialize_tools()
+        await self._new_tools()
         await self._prepare()
+
+    async def _new_tools(self) -> None:
+        for name in self.config.tools_config:
+            self._tools.pop(name, None)
+        await self.initialize_tools()
 
     async def get_execution_context(self) -> Box:
         return self._living()
@@ -168,8 +181,8 @@ class BoxSandbox(Sandbox):
         if not self._lines_for:
             look = Command(argv=("sh", "-c", "command -v bash sh"), wall_seconds=self.config.timeout)
             found = await self.execute(look)
-            self._lines_for = found.stdout.partition("\n")[0] or "sh"
-        return self._lines_for
+            self._lines_for = found.stdout.partition("\n")[0]
+        return self._lines_for or "sh"
 
     async def execute_python(
         self,
@@ -186,8 +199,8 @@ class BoxSandbox(Sandbox):
     def _seconds(self, timeout: float | None) -> float:
         if timeout is None:
             return self.config.timeout
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST:
-            raise ValueError(f"timeout: {timeout!r} is not a number of seconds between 0 and {LONGEST:,}")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_SECONDS:
+            raise ValueError(f"timeout: {timeout!r} is not a number of seconds between 0 and {LONGEST_SECONDS:,}")
         return timeout
 
     async def execute(
@@ -240,32 +253,33 @@ class BoxSandbox(Sandbox):
 
     async def end_commands(self) -> None:
         """Whatever still runs."""
-        for running in list(self._running):
+        for running in self._running:
             running.stop()
-            with suppress(SandboxLost):
-                await asyncio.shield(running.over)
+        if self._running:
+            await asyncio.wait([running.over for running in self._running])
 
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
         if not data:
             raise ValueError("data: Archive body must not be empty")
-        path = self._inside("target_dir", target_dir)
-        await self.execute_command(["mkdir", "-p", path])
-        done = await self.execute_python(ISOLATED + UNPACK, args=(path,), stdin=data)
-        if done.status is not ExecutionStatus.SUCCESS:
-            words = done.stderr.strip().splitlines()
-            raise tarfile.TarError(f"put_archive: {words[-1] if words else done.status.value}")
+        await self._script(UNPACK, self._inside("target_dir", target_dir), data)
+        return True
+
+    async def put_file(self, file_path: str, content: str | bytes, encoding: str = "utf-8") -> bool:
+        data = content.encode(encoding) if isinstance(content, str) else content
+        await self._script(WRITE, self._inside("file_path", file_path), data)
         return True
 
     async def get_archive(self, source_dir: str) -> bytes:
-        return await self._read(PACK_DIR, self._inside("source_dir", source_dir))
+        return await self._script(PACK, self._inside("source_dir", source_dir))
 
     async def get_file(self, file_path: str) -> bytes:
-        return await self._read(PACK_FILE, self._inside("file_path", file_path))
+        return await self._script(READ, self._inside("file_path", file_path))
 
-    async def _read(self, code: str, path: str) -> bytes:
+    async def _script(self, code: str, path: str, data: bytes = b"") -> bytes:
+        """A script of ours, inside; what it writes. `OSError` where it fails."""
         command = Command(code=(ISOLATED + code).encode(), args=(path,), wall_seconds=self.config.timeout)
         most = 2 * self.config.resource_limits.disk_mib << 20  # all that can be there, and what an archive adds
-        done = await self.execute(command, encoding="latin-1", output_bytes=most)
+        done = await self.execute(command, data, encoding="latin-1", output_bytes=most)
         if done.status is not ExecutionStatus.SUCCESS:
             words = done.stderr.strip().splitlines()
             raise OSError(f"{path}: {words[-1] if words else done.status.value}")
@@ -277,7 +291,8 @@ class BoxSandbox(Sandbox):
         if found is None and self.keeps_tmp and confined(path, "/tmp") is not None:
             return path
         if found is None:
-            raise ValueError(f"{name}: {path} is outside of {self.config.working_dir}")
+            allowed = f"{self.config.working_dir} and /tmp" if self.keeps_tmp else self.config.working_dir
+            raise ValueError(f"{name}: {path!r} is outside of {allowed}")
         return found
 
     def get_info(self) -> SandboxInfo:

@@ -25,6 +25,7 @@ class Engines:
         self._lock = threading.Lock()
         self._users = 0
         self._engine: Engine | None = None
+        self.swept = False
 
     def take(self) -> Engine:
         """For one sandbox."""
@@ -71,7 +72,9 @@ class DockerSandbox(BoxSandbox):
 
     async def _make(self) -> Box:
         self._engine = engine = engines.take()
-        await engine.call(engine.sweep)  # what a process left that was killed while it made one
+        if not engines.swept:
+            engines.swept = True
+            await engine.call(engine.sweep)  # what a process left that was killed while it made one
         asked, own = self.config.image, self._own_image()
         image = asked or own
         if asked is not None and not await engine.call(engine.has, asked):
@@ -104,15 +107,19 @@ class DockerSandbox(BoxSandbox):
             raise SandboxLost(self.metadata["error"]) from problem
 
     async def cleanup(self) -> None:
-        await super().cleanup()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engines.give_back()
+        try:
+            await super().cleanup()
+        finally:
+            engine, self._engine = self._engine, None
+            if engine is not None:
+                engines.give_back()
 
 
 @register_sandbox(SandboxType.DOCKER_NOTEBOOK)
 class NotebookSandbox(DockerSandbox):
     """The same, with an image that notebooks feel at home in."""
+
+    other_types = (SandboxType.DOCKER,)
 
     @property
     def sandbox_type(self) -> str:

@@ -32,6 +32,8 @@ class SandboxFactory:
     @classmethod
     def register_sandbox(cls, sandbox_type: str, sandbox: type[Sandbox]) -> None:
         """Make it known; a later one takes the place of an earlier one."""
+        if not isinstance(sandbox, type) or not issubclass(sandbox, Sandbox):
+            raise TypeError(f"register_sandbox({sandbox_type!r}): {sandbox!r} is no subclass of Sandbox")
         cls._types[str(sandbox_type)] = sandbox
 
     @classmethod

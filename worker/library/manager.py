@@ -4,11 +4,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from schemas.errors import EvalpoolError
 from schemas.sandbox import (
     SandboxConfig,
     SandboxInfo,
@@ -38,6 +37,8 @@ class LocalSandboxManager:
         self.config = config or SandboxManagerConfig(**fields)
         self._sandboxes: dict[str, Sandbox] = {}
         self._pool: Pool | None = None
+        self._model: BoxSandbox | None = None
+        """What its members are like; never started itself."""
         self._shape: Shape | None = None
         self._members: dict[Box, BoxSandbox] = {}
         """The pool lends boxes; these are the sandboxes around them."""
@@ -106,7 +107,10 @@ class LocalSandboxManager:
 
     async def get_sandbox_tools(self, sandbox_id: str) -> dict[str, Any]:
         """Its tools, in the form in which models are told of functions."""
-        return (await self._known(sandbox_id)).get_available_tools()
+        sandbox = await self.get_sandbox(sandbox_id)
+        if sandbox is None:
+            raise ValueError(f"Sandbox {sandbox_id} not found")
+        return sandbox.get_available_tools()
 
     async def put_archive(self, sandbox_id: str, target_dir: str, data: bytes) -> bool:
         """Unpack a tar archive in a folder of it."""
@@ -137,7 +141,7 @@ class LocalSandboxManager:
     async def cleanup_all_sandboxes(self) -> None:
         """End and forget all of them, those of the pool included."""
         async with self._filling:
-            pool, self._pool, self._shape = self._pool, None, None
+            pool, self._pool, self._model, self._shape = self._pool, None, None, None
             if pool is not None:
                 await pool.close()
         members, self._members = self._members, {}
@@ -172,14 +176,17 @@ class LocalSandboxManager:
         sandbox_type: str = SandboxType.DOCKER,
         config: SandboxConfig | dict[str, Any] | None = None,
     ) -> list[str]:
-        """So many warm sandboxes, made side by side; their ids. A pool that is there already stays as it is."""
+        """So many warm sandboxes, made side by side; their ids. A manager has one pool: that stays as it is."""
         async with self._filling:
             return await self._fill(pool_size, sandbox_type, config)
 
     async def _fill(
         self, pool_size: int | None, sandbox_type: str, config: SandboxConfig | dict[str, Any] | None
     ) -> list[str]:
-        if self._pool is not None:
+        if self._pool is not None and self._model is not None:
+            asked = SandboxFactory.create_sandbox(sandbox_type, config) if config else self._model
+            if (asked.sandbox_type, asked.config) != (self._model.sandbox_type, self._model.config):
+                raise ValueError("config: there is a pool of other sandboxes already; another manager can have one")
             if pool_size not in (None, self._pool_size):
                 log.warning("the pool has %d members already, and stays so", self._pool_size)
             return [member.id for member in self._members.values()]
@@ -187,9 +194,13 @@ class LocalSandboxManager:
         if type(size) is not int or size < 1:
             raise ValueError(f"pool_size: {size!r} is not a number of sandboxes")
         config = config or self.config.sandbox_config
-        first = SandboxFactory.create_sandbox(sandbox_type, config)
-        if not isinstance(first, BoxSandbox):
+        model = SandboxFactory.create_sandbox(sandbox_type, config)
+        if not isinstance(model, BoxSandbox):
             raise ValueError(f"sandbox_type: sandboxes of the type {sandbox_type} cannot be reset, and so not pooled")
+        volumes = getattr(model.config, "volumes", {})
+        if any(mount.get("mode", "rw") == "rw" for mount in volumes.values()):
+            raise ValueError("volumes: those of a pool must be of mode 'ro'; what is written goes with the next reset")
+        await model.initialize_tools()
 
         async def make(_: Shape) -> Box:
             member = SandboxFactory.create_sandbox(sandbox_type, config)
@@ -202,13 +213,13 @@ class LocalSandboxManager:
 
         pool = Pool(make, size, MAX_USES, spare=0)
         try:
-            await pool.warm(first.shape)
+            await pool.warm(model.shape)
         except BaseException:
             await pool.close()
             members, self._members = self._members, {}
             await asyncio.gather(*(member.stop() for member in members.values()), return_exceptions=True)
             raise
-        self._pool, self._pool_size = pool, size
+        self._pool, self._pool_size, self._model = pool, size, model
         self._shape = next(iter(self._members)).shape  # with the image that was found for it
         return [member.id for member in self._members.values()]
 
@@ -217,8 +228,9 @@ class LocalSandboxManager:
     ) -> ToolResult:
         """What a tool does in a sandbox of the pool that nothing else is in; it is reset afterwards. `TimeoutError`
         where none is free in time."""
-        if self._pool is None or self._shape is None:
+        if self._pool is None or self._shape is None or self._model is None:
             raise ValueError("Sandbox pool is empty, call initialize_pool first")
+        self._model.the_tool(tool_name)  # a call that cannot be done costs no sandbox
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(timeout):
@@ -235,25 +247,30 @@ class LocalSandboxManager:
                     member.update_status(SandboxStatus.IDLE)
 
     async def _known(self, sandbox_id: str) -> Sandbox:
-        sandbox = await self.get_sandbox(sandbox_id)
-        if sandbox is None:
-            raise ValueError(f"Sandbox {sandbox_id} not found")
-        return sandbox
+        """To work in. Those of the pool are for one call at a time, and reset behind it."""
+        if sandbox_id in self._sandboxes:
+            return self._sandboxes[sandbox_id]
+        if await self.get_sandbox(sandbox_id):
+            raise ValueError(f"Sandbox {sandbox_id} belongs to the pool: use execute_tool_in_pool")
+        raise ValueError(f"Sandbox {sandbox_id} not found")
 
     async def _bury(self) -> None:
         """Members that the pool has put away, or that have died: it makes others."""
         for box in [box for box in self._members if not box.alive]:
-            await self._members.pop(box).stop()
+            if member := self._members.pop(box, None):  # somebody else may do the same
+                await member.stop()
 
     async def _look_after(self) -> None:
         """Forget what has died of itself."""
         while True:
             await asyncio.sleep(self.config.cleanup_interval or LOOK_SECONDS)
-            await self._bury()
-            for sandbox_id, sandbox in list(self._sandboxes.items()):
-                if sandbox.get_info().status is SandboxStatus.ERROR:
-                    with suppress(EvalpoolError):
+            try:
+                await self._bury()
+                for sandbox_id, sandbox in list(self._sandboxes.items()):
+                    if sandbox.get_info().status is SandboxStatus.ERROR:
                         await self.delete_sandbox(sandbox_id)
+            except Exception as error:  # of one of them; the others, and those to come, are looked after all the same
+                log.warning("a sandbox did not end well: %s", error, extra={"action": "sandbox_error"})
 
     async def __aenter__(self) -> Self:
         await self.start()

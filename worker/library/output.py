@@ -29,10 +29,10 @@ class Output:
         """More of it."""
         if stream not in self._kept:
             return
-        kept = self._kept[stream]
+        kept, end = self._kept[stream], data.rfind(b"\n") + 1
         kept += data
-        if self._stream is not False:
-            self._tell(stream, kept.rfind(b"\n") + 1)
+        if self._stream is not False and end:
+            self._tell(stream, len(kept) - len(data) + end)
 
     def _tell(self, stream: int, end: int) -> None:
         start, self._told[stream] = self._told[stream], max(end, self._told[stream])
@@ -65,12 +65,15 @@ class Output:
             status = ExecutionStatus.SUCCESS
         texts = {stream: bytes(kept[: command.output_bytes]) for stream, kept in self._kept.items()}
         stderr = texts[STDERR].decode("utf-8", "replace")
+        words = ""
         if outcome.ended == "output":
-            stderr += f"\nIt was stopped: it wrote more than {command.output_bytes:,} bytes."
+            words = f"It was stopped: it wrote more than {command.output_bytes:,} bytes."
         elif outcome.oom_kills and outcome.signal == 9:
-            stderr += "\nIt was killed: all memory of the sandbox was used up."
+            words = "It was killed: all memory of the sandbox was used up."
         elif outcome.signal is not None and outcome.ended == "itself" and not stderr:
-            stderr = f"It was ended by signal {outcome.signal}."
+            words = f"It was ended by signal {outcome.signal}."
+        if words:
+            stderr = f"{stderr}\n{words}" if stderr else words
         return CommandResult(
             command=list(command.argv),
             status=status,

@@ -8,6 +8,7 @@ import logging
 import secrets
 import tarfile
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from pathlib import Path, PurePosixPath
@@ -34,15 +35,24 @@ class Lines:
 
     def __init__(self, execute: Callable[[Heed], Awaitable[CommandResult]]) -> None:
         self._execute = execute
+        self._told: deque[tuple[str, io.StringIO]] = deque()
+        """Runs of lines of one stream, each as one text: millions of empty lines take no more room than that."""
+        self._more = asyncio.Event()
         self.result: CommandResult | None = None
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, str]]:
-        lines: asyncio.Queue[tuple[str, str] | None] = asyncio.Queue()
-        running = asyncio.ensure_future(self._execute(lambda name, line: lines.put_nowait((name, line))))
-        running.add_done_callback(lambda _: lines.put_nowait(None))
+        running = asyncio.ensure_future(self._execute(self._heed))
+        running.add_done_callback(lambda _: self._more.set())
         try:
-            while (line := await lines.get()) is not None:
-                yield line
+            while self._told or not running.done():
+                await self._more.wait()
+                self._more.clear()
+                while self._told:
+                    name, lines = self._told.popleft()
+                    lines.seek(0)
+                    for line in lines:
+                        yield name, line.removesuffix("\n")
+                    await asyncio.sleep(0)  # others want to go on, too
             self.result = await running
         finally:
             if not running.done():
@@ -50,6 +60,12 @@ class Lines:
                 await asyncio.wait((running,))
             if not running.cancelled():
                 running.exception()  # who left early does not ask
+
+    def _heed(self, name: str, line: str) -> None:
+        if not self._told or self._told[-1][0] != name:
+            self._told.append((name, io.StringIO(newline="\n")))
+        self._told[-1][1].write(f"{line}\n")
+        self._more.set()
 
 
 class Sandbox(ABC):
@@ -74,6 +90,9 @@ class Sandbox(ABC):
         self.created_at = self.updated_at = datetime.now()
         self.metadata: dict[str, Any] = {}
         self._tools: dict[str, Tool] = {}
+
+    other_types: tuple[str, ...] = ()
+    """Types whose tools work in it as well."""
 
     @property
     @abstractmethod
@@ -160,16 +179,12 @@ class Sandbox(ABC):
         for name, options in self.config.tools_config.items():
             if name in self._tools:
                 continue
-            if ALIASES.get(name, name) not in ToolFactory.get_available_tools():
-                log.warning(
-                    "sandbox %s: there is no tool %r; known: %s", self.id, name, ToolFactory.get_available_tools()
-                )
-                continue
             self.add_tool(ToolFactory.create_tool(name, **options), name)
 
     def add_tool(self, tool: Tool, name: str | None = None) -> None:
         """Offer a tool, if it is for this type of sandbox."""
-        if tool.required_sandbox_types and self.sandbox_type not in tool.required_sandbox_types:
+        needed = tool.required_sandbox_types
+        if needed and {self.sandbox_type, *self.other_types}.isdisjoint(needed):
             log.warning("sandbox %s: the tool %r needs another type of sandbox", self.id, tool.name)
         elif tool.enabled:
             self._tools[name or tool.name] = tool
@@ -192,12 +207,17 @@ class Sandbox(ABC):
 
     async def execute_tool(self, tool_name: str, parameters: dict[str, Any] | None = None) -> ToolResult:
         """What a tool does with these parameters. Its failure is a result; `ValueError` where there is no such tool."""
-        tool = self.get_tool(tool_name)
         if not self.status.active:
             raise ValueError(f"Sandbox {self.id} is not active (status: {self.status.value})")
+        tool = self.the_tool(tool_name)
+        return (await tool(self, parameters or {})).model_copy(update={"tool_name": tool_name})
+
+    def the_tool(self, tool_name: str) -> Tool:
+        """The one of this name, or `ValueError`."""
+        tool = self.get_tool(tool_name)
         if tool is None:
             raise ValueError(f"Tool {tool_name} is not available; this sandbox has {', '.join(self._tools) or 'none'}")
-        return (await tool(self, parameters or {})).model_copy(update={"tool_name": tool_name})
+        return tool
 
     def update_status(self, status: SandboxStatus) -> None:
         """Move on; what cannot be is refused."""

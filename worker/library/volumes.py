@@ -68,10 +68,12 @@ def _folder(top: int, parts: list[str]) -> int:
     """Step by step, and through no link: the host's own may lead anywhere."""
     fd = os.dup(top)
     for part in parts:
-        with suppress(FileExistsError):
-            os.mkdir(part, dir_fd=fd)
-        below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
-        os.close(fd)
+        try:
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=fd)
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+        finally:
+            os.close(fd)
         fd = below
     return fd
 

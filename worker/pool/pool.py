@@ -92,6 +92,9 @@ class Pool:
         self._lending = False
         closing = [asyncio.ensure_future(sandbox.close()) for sandbox in self._alive]
         # What is under way gets a moment to end by itself: a container half made would be left behind.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_SECONDS), self._changed:
+                await self._changed.wait_for(lambda: not self._starting)
         while self._background:
             _, late = await asyncio.wait(self._background, timeout=CLOSE_SECONDS)
             for task in late:
@@ -157,6 +160,9 @@ class Pool:
                 sandbox = await self._make(shape)
             except SandboxLost as error:
                 raise NoSandbox(str(error)) from error
+            if not self._lending:
+                await sandbox.close()
+                raise PoolClosed("the pool was closed meanwhile")
             self._alive.add(sandbox)
         finally:
             self._starting -= 1
@@ -186,6 +192,8 @@ class Pool:
             try:
                 self._idle.append(await self._start(shape))
                 await self._notify()
+            except PoolClosed:
+                return
             except EvalpoolError as error:
                 log.warning("a sandbox could not be made: %s", error, extra={"action": "refill_failed"})
                 await asyncio.sleep(REFILL_PAUSE)

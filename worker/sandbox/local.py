@@ -24,7 +24,7 @@ from pathlib import Path
 
 from schemas.errors import SandboxLost
 from schemas.limits import Limits
-from worker.sandbox.agent.kernel import DESCRIPTORS, descendants
+from worker.sandbox.agent.kernel import DESCRIPTORS
 from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
 from worker.sandbox.engine import start_time
 from worker.sandbox.process import Local, usage
@@ -71,14 +71,22 @@ def bubblewrap() -> str | None:
     return shutil.which("bwrap")
 
 
-def _folders() -> tuple[Path, Path]:
-    """A place for files, not made yet, and one for scripts beside it. What killed processes left of theirs goes."""
-    space = f"evalpool-{Path('/proc/self/ns/pid').stat().st_ino}"  # a pid means nothing in another one
-    for stale in Path(tempfile.gettempdir()).glob(f"{space}-*-*-*"):
-        found = re.fullmatch(r"([0-9]{1,9})-([0-9]+)-.*", stale.name.removeprefix(f"{space}-"))
+def _space() -> str:
+    """How our folders are called here: a pid means nothing in another namespace."""
+    return f"evalpool-{Path('/proc/self/ns/pid').stat().st_ino}"
+
+
+def _sweep() -> None:
+    """What killed processes left of theirs goes."""
+    for stale in Path(tempfile.gettempdir()).glob(f"{_space()}-*-*-*"):
+        found = re.fullmatch(r"([0-9]{1,9})-([0-9]+)-.*", stale.name.removeprefix(f"{_space()}-"))
         if found and start_time(int(found[1])) != found[2]:
             _remove(stale)
-    root = Path(tempfile.mkdtemp(prefix=f"{space}-{os.getpid()}-{start_time(os.getpid())}-"))
+
+
+def _folders() -> tuple[Path, Path]:
+    """A place for files, not made yet, and one for scripts beside it."""
+    root = Path(tempfile.mkdtemp(prefix=f"{_space()}-{os.getpid()}-{start_time(os.getpid())}-"))
     root.chmod(0o711)
     (root / "code").mkdir(mode=0o755)
     (root / "code" / "sitecustomize.py").write_text(CUSTOM)
@@ -114,6 +122,7 @@ class LocalSandbox(Sandbox):
     async def start(self) -> None:
         self.id = f"local-{os.getpid()}-{next(_numbers)}"
         self.image_digest = "local"
+        await asyncio.to_thread(_sweep)
         self._folder, self._scripts = _folders()
         self._begin()
 
@@ -160,13 +169,14 @@ class LocalSandbox(Sandbox):
         return self._spawn(command, hear, None)
 
     def usage(self) -> Usage:
-        return usage({pid for running in self._running for pid in (running.pid, *descendants(running.pid)) if pid})
+        return usage({pid for running in self._running for pid in running.processes()})
 
     async def reset(self) -> bool:
         if self._folder is None:
             return False
         await self._stop()
-        if not await asyncio.to_thread(_remove, self._folder):
+        gone = await asyncio.to_thread(_remove, self._folder)
+        if not gone or self._folder is None:  # it may have been closed meanwhile
             return False
         self._begin()
         return True
@@ -227,7 +237,8 @@ class LocalSandbox(Sandbox):
             ids = (f"--reuid={self._uid}", f"--regid={self._uid}", "--clear-groups")
             become = ("setpriv", *ids, "--no-new-privs", "--inh-caps=-all", "--")
         return (
-            str(bubblewrap()), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", *drop, *binds,
+            str(bubblewrap()), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", *drop,
+            "--perms", "0755", "--dir", "/etc", *binds,
             "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs",
             "/box", "--ro-bind", str(self._scripts), CODE, "--bind", str(self._folder), self.home,
             "--hostname", "sandbox", "--die-with-parent", "--seccomp", str(filter_fd), "--", *become,

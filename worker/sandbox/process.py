@@ -6,7 +6,6 @@ import resource
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,9 @@ SIGNALS = 64
 """A status of 128 and up to so many more is a signal, as bubblewrap tells it."""
 SHIFT = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.execvp(sys.argv[2], sys.argv[2:])"
 """Gives a command its third descriptor under the number that it expects."""
-DRAIN_SECONDS, SAMPLE_SECONDS = 1.0, 0.1
+DRAIN_SECONDS = 1.0
+SOONEST, SHARE = 0.02, 0.1
+"""When a command is first looked at, in seconds; and of its time so far, when next."""
 
 
 class Local(Running):
@@ -49,12 +50,16 @@ class Local(Running):
                 self._input.put_nowait(part)
 
     def interrupt(self) -> None:
-        for pid in descendants(self.pid) if self._sandbox.walls else (self.pid,):
+        for pid in self.processes() - {self.pid} if self._sandbox.walls else {self.pid} - {0}:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
 
     def stop(self) -> None:
         self._end("stopped")
+
+    def processes(self) -> set[int]:
+        """All that it has started; none before it has begun."""
+        return {self.pid, *descendants(self.pid)} if self.pid else set()
 
     def _end(self, how: str) -> None:
         if self._ended == "itself":
@@ -86,7 +91,7 @@ class Local(Running):
             os.write(passed[-1], assemble())
             os.lseek(passed[-1], 0, os.SEEK_SET)
             argv = sandbox.wall(argv, cwd, passed[-1])
-        started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        started = time.monotonic()
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv, cwd="/" if sandbox.walls else cwd, env=env, start_new_session=True, preexec_fn=limit,
@@ -95,7 +100,9 @@ class Local(Running):
             )  # fmt: skip
         except OSError as error:  # there is no such program: as a shell would say it
             self._hear(STDERR, f"{error.filename or argv[0]}: {error.strerror}\n".encode())
-            return _outcome("itself", 127, started, before, self._total)
+            if side >= 0:
+                os.close(side)
+            return self._outcome(127, started, Usage(0, 0, 0))
         finally:
             for fd in passed:
                 os.close(fd)
@@ -106,33 +113,56 @@ class Local(Running):
         if side >= 0:
             reader = asyncio.StreamReader()
             pipe = os.fdopen(side, "rb", 0)
-            await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
+            channel, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(reader), pipe
+            )
+            self.over.add_done_callback(lambda _: channel.close())
             pumps.append(self._pump(reader, SIDE))
         tasks = [asyncio.create_task(pump) for pump in (self._feed(process), *pumps)]
         stopped, over = asyncio.create_task(self._stopped.wait()), asyncio.create_task(process.wait())
         deadline, used = started + self._command.wall_seconds, Usage(0, 0, 0)
-        while not (stopped.done() or over.done()):
+        while not (stopped.done() or over.done() or process.returncode is not None):
             left = deadline - time.monotonic()
             if left <= 0:
                 self._end("wall")
                 break
-            await asyncio.wait((stopped, over), timeout=min(left, SAMPLE_SECONDS), return_when=asyncio.FIRST_COMPLETED)
-            now = usage({process.pid, *descendants(process.pid)})
+            look = max(SOONEST, SHARE * (time.monotonic() - started))
+            await asyncio.wait((stopped, over), timeout=min(left, look), return_when=asyncio.FIRST_COMPLETED)
+            now = usage(set() if over.done() else self.processes())
             used = Usage(max(used.cpu_seconds, now.cpu_seconds), max(used.memory_bytes, now.memory_bytes), 1)
         with suppress(ProcessLookupError, PermissionError):  # behind walls, all the rest ends with the first
             os.killpg(process.pid, signal.SIGKILL)
-        status = await over
         stopped.cancel()
         # What was written is read to the end; but one that left our group may hold the pipes for ever.
-        await asyncio.wait(tasks[1:], timeout=DRAIN_SECONDS)
+        await asyncio.wait((over, *tasks[1:]), timeout=DRAIN_SECONDS)
+        over.cancel()
+        status = -signal.SIGKILL if process.returncode is None else process.returncode
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        process._transport.close()  # type: ignore[attr-defined]  # else such pipes stay open
         if sandbox.walls and 128 < status <= 128 + SIGNALS:
             status = 128 - status
-        outcome = _outcome(self._ended, status, started, before, self._total)
-        # Behind walls it is nobody's child that we could ask the kernel about: what was seen of it must do.
-        return replace(outcome, cpu_seconds=max(outcome.cpu_seconds, used.cpu_seconds))
+        return self._outcome(status, started, used)
+
+    def _outcome(self, status: int, started: float, used: Usage) -> Outcome:
+        """The kernel counts for all our children together: what was seen of this one must do."""
+        return Outcome(
+            ended=self._ended,
+            exit_code=status if status >= 0 else None,
+            signal=-status if status < 0 else None,
+            checked=False,
+            said="",
+            stdout=b"",
+            stderr=b"",
+            stdout_total=self._total[STDOUT],
+            stderr_total=self._total[STDERR],
+            wall_seconds=time.monotonic() - started,
+            cpu_seconds=used.cpu_seconds,
+            memory_bytes=used.memory_bytes,
+            oom_kills=0,
+            processes=1,
+        )
 
     async def _feed(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin
@@ -152,32 +182,12 @@ class Local(Running):
                 self._end("output")
 
 
-def _outcome(ended: str, status: int, started: float, before: resource.struct_rusage, total: dict[int, int]) -> Outcome:
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return Outcome(
-        ended=ended,
-        exit_code=status if status >= 0 else None,
-        signal=-status if status < 0 else None,
-        checked=False,
-        said="",
-        stdout=b"",
-        stderr=b"",
-        stdout_total=total[STDOUT],
-        stderr_total=total[STDERR],
-        wall_seconds=time.monotonic() - started,
-        cpu_seconds=max(0.0, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
-        memory_bytes=after.ru_maxrss << 10,
-        oom_kills=0,
-        processes=1,
-    )
-
-
 def usage(pids: set[int]) -> Usage:
     """Of these processes, as far as they still are there."""
     ticks = memory = 0
     for pid in pids:
         with suppress(OSError, ValueError, IndexError):
             words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += int(words[11]) + int(words[12])
+            ticks += sum(map(int, words[11:15]))  # its own, and that of children which have ended
             memory += int(words[21]) * resource.getpagesize()
     return Usage(ticks / os.sysconf("SC_CLK_TCK"), memory, len(pids))

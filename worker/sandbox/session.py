@@ -92,8 +92,8 @@ class Session:
         elif "stream" in meta:
             running.heard(meta["stream"], body)
         else:
-            del self._running[meta["id"]]
             running.ended(meta)
+            del self._running[meta["id"]]  # not before: if it was not possible, the command is lost
 
     def lost(self, why: str) -> None:
         """The sandbox is gone, and every command with it."""
@@ -120,6 +120,9 @@ class Session:
                 return await asyncio.shield(self._closed)
         except (TimeoutError, SandboxLost):
             return False
+        except asyncio.CancelledError:
+            self.fail("its reset was broken off")  # half of it is no state to go on from
+            raise
 
 
 class Remote(Running):

@@ -8,14 +8,14 @@ import base64
 import logging
 import time
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.base import first_problem
 from schemas.errors import SandboxLost
 from schemas.job import Case, JobSpec
-from schemas.sandbox import CommandResult, ExecutionStatus, SandboxConfig, ToolResult
+from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, ToolResult
 from worker.sandbox.base import Command, Program
 
 log = logging.getLogger("evalpool.tools")
@@ -27,13 +27,16 @@ class ToolParameters(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
+
+
 class ToolOptions(BaseModel):
     """What a tool is set up with, in `tools_config`."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
-    timeout: float | None = Field(default=None, gt=0)
+    timeout: Seconds | None = None
     """Seconds, for calls that name none."""
 
 
@@ -119,6 +122,10 @@ class Tool(ABC):
             log.warning("the tool %s failed", self.name, exc_info=True, extra={"action": "tool_failed"})
             result = self.failure(f"{type(error).__name__}: {error}")
         return result.model_copy(update={"execution_time": time.monotonic() - began})
+
+    def seconds(self, sandbox: Place, timeout: float | None) -> float:
+        """How long a call may take: as long as it says, as the tool is set up, or as the sandbox is."""
+        return timeout or self.options.timeout or sandbox.config.timeout
 
     def result(self, output: Any, **more: Any) -> ToolResult:
         """A success, unless it is said otherwise."""

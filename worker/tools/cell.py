@@ -10,7 +10,7 @@ class Cell:
     """What one cell did."""
 
     def __init__(self, cap: int) -> None:
-        self._cap = cap
+        self.cap = cap
         self._texts = {STDOUT: bytearray(), STDERR: bytearray()}
         self.truncated = False
         self.displays: list[dict[str, str]] = []
@@ -23,7 +23,7 @@ class Cell:
 
     def write(self, stream: int, data: bytes) -> bool:
         """More output; whether it is too much by now."""
-        room = self._cap - len(self._texts[stream])
+        room = self.cap - len(self._texts[stream])
         self._texts[stream] += data[:room]
         self.truncated = self.truncated or len(data) > room
         return self.truncated

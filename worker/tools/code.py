@@ -12,8 +12,8 @@ from schemas.job import Case, JobSpec
 from schemas.limits import Limits
 from schemas.sandbox import ExecutionStatus, ToolResult
 from worker.sandbox.base import Command, Program
-from worker.tools.base import JobTool, Place, ToolOptions, ToolParameters, files_of
-from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, filled
+from worker.tools.base import JobTool, Place, Seconds, ToolOptions, ToolParameters, files_of
+from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, Language, filled
 from worker.tools.notebook import Kernel
 from worker.tools.registry import register_tool
 
@@ -39,6 +39,8 @@ while _text:
 were keys of a dictionary have become texts by that; APPS, whose comparator is `json:unwrap`, wants them back. The
 program may tamper with all of this: it would only forge its own answer, and what is expected is not in here."""
 
+NOT_FOUND = 127
+"""The exit code of a shell that does not find a program."""
 SHORT = 1 << 16
 """Characters of a check whose habits are remembered: the samples of a problem have the same one."""
 _IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:import[ \t]+([^\n;#]+)|from[ \t]+([\w.]+)[ \t]+import\b)", re.MULTILINE)
@@ -98,7 +100,7 @@ class PythonExecutor(TextTool):
 
     class Parameters(ToolParameters):
         code: str = Field(description="Python code to execute")
-        timeout: float | None = Field(default=None, gt=0, description="Execution timeout in seconds")
+        timeout: Seconds | None = Field(default=None, description="Execution timeout in seconds")
         stateful: bool | None = Field(default=None, description="Keep variables for the next stateful call")
 
     class Options(ToolOptions):
@@ -113,7 +115,7 @@ class PythonExecutor(TextTool):
     ) -> ToolResult:
         if not code.strip():
             return self.failure("No code provided")
-        timeout = timeout or self.options.timeout or sandbox_context.config.timeout
+        timeout = self.seconds(sandbox_context, timeout)
         if self.options.stateful if stateful is None else stateful:  # type: ignore[attr-defined]
             cell = await self._kernel.run(sandbox_context, code, timeout)
             return self.result(cell.stdout, status=cell.status, error=cell.complaint, metadata=cell.metadata)
@@ -126,14 +128,14 @@ class ShellExecutor(TextTool):
 
     class Parameters(ToolParameters):
         command: str | list[str] = Field(description="A line for bash, or a list of a program and its arguments")
-        timeout: float | None = Field(default=None, gt=0, description="Execution timeout in seconds")
+        timeout: Seconds | None = Field(default=None, description="Execution timeout in seconds")
 
     async def execute(
         self, sandbox_context: Place, command: str | list[str], timeout: float | None = None
     ) -> ToolResult:
         if not (command.strip() if isinstance(command, str) else command):
             return self.failure("No command provided")
-        timeout = timeout or self.options.timeout or sandbox_context.config.timeout
+        timeout = self.seconds(sandbox_context, timeout)
         return self.of_command(await sandbox_context.execute_command(command, timeout), timeout, "Command")
 
 
@@ -145,8 +147,8 @@ class MultiCodeExecutor(TextTool):
         language: str = Field(description="The language", json_schema_extra={"enum": [*LANGUAGES]})
         code: str = Field(description="The program")
         files: dict[str, str] = Field(default_factory=dict, description="Files beside it: name to text")
-        compile_timeout: float | None = Field(default=None, gt=0, description="Seconds for the compiler")
-        run_timeout: float | None = Field(default=None, gt=0, description="Seconds for the program")
+        compile_timeout: Seconds | None = Field(default=None, description="Seconds for the compiler")
+        run_timeout: Seconds | None = Field(default=None, description="Seconds for the program")
         stdin: str = Field(default="", description="What it can read from standard input")
 
     async def execute(
@@ -171,32 +173,38 @@ class MultiCodeExecutor(TextTool):
         argv = tuple(filled(word, spec) for word in known.run) or ("python3", known.main)
         here = f"{sandbox_context.config.working_dir}/{folder}"
         env = {name: value.replace("/box", here) for name, value in known.env.items()}
-        timeout = self.options.timeout or sandbox_context.config.timeout
-        compiled = ""
+        run_timeout, messages = self.seconds(sandbox_context, run_timeout), ""
         try:
             if known.compile:
-                made = await sandbox_context.execute(
-                    Command(
-                        argv=("sh", "-c", filled(known.compile, spec)), env=env, files=given, cwd=folder,
-                        wall_seconds=compile_timeout or COMPILE.wall,
-                    )
+                compile_timeout = compile_timeout or COMPILE.wall
+                command = Command(
+                    argv=("sh", "-c", filled(known.compile, spec)), env=env, files=given, cwd=folder,
+                    wall_seconds=compile_timeout,
                 )  # fmt: skip
+                made = await sandbox_context.execute(command)
+                messages, given = made.stdout + made.stderr, {}
                 if made.status is not ExecutionStatus.SUCCESS:
-                    made.metadata["phase"] = "compile"
-                    return self.result(
-                        made.stdout, status=made.status, error=made.stderr or made.stdout or "Compilation failed",
-                        metadata=made.metadata,
-                    )  # fmt: skip
-                compiled, given = made.stdout, {}
-            done = await sandbox_context.execute(
-                Command(argv=argv, env=env, files=given, cwd=folder, wall_seconds=run_timeout or timeout), stdin
-            )
+                    made.stdout, made.stderr, made.metadata["phase"] = "", messages, "compile"
+                    refused = self.of_command(made, compile_timeout, "Compilation")
+                    return await self._lacking(sandbox_context, known, spec) or refused
+            command = Command(argv=argv, env=env, files=given, cwd=folder, wall_seconds=run_timeout)
+            done = await sandbox_context.execute(command, stdin)
         finally:
             await sandbox_context.execute_command(["rm", "-rf", folder])
-        result = self.of_command(done, run_timeout or timeout)
-        result.output = f"{compiled}\n{done.stdout}" if compiled else done.stdout
-        result.metadata["phase"] = "run"
+        if done.exit_code == NOT_FOUND and (lacking := await self._lacking(sandbox_context, known, spec)):
+            return lacking
+        result = self.of_command(done, run_timeout)
+        result.metadata |= {"phase": "run"} | ({"compiler": messages} if messages else {})
         return result
+
+    async def _lacking(self, sandbox: Place, language: Language, spec: JobSpec) -> ToolResult | None:
+        """In words, if it was not the program's fault."""
+        there = await sandbox.execute_command(f"command -v {language.needs}")
+        if there.status is ExecutionStatus.SUCCESS:
+            return None
+        return self.failure(
+            f"There is no {language.needs} in this sandbox, which {spec.runs} needs: name an image that has it"
+        )
 
 
 @lru_cache(maxsize=256)

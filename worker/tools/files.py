@@ -1,7 +1,6 @@
 """Files in a sandbox's working folder, and nowhere else."""
 
 import base64
-from typing import Literal
 
 from pydantic import Field
 
@@ -9,10 +8,11 @@ from schemas.sandbox import ExecutionStatus, ToolResult
 from worker.tools.base import Place, Tool, ToolParameters
 from worker.tools.registry import register_tool
 
+OPERATIONS = ("create", "read", "write", "delete", "list", "exists")
 ISOLATED = "import posix, sys; sys.path[:] = [p for p in sys.path if p not in ('', '/tmp', posix.getcwd())]\n"
 """Before a script of ours: no module that somebody has put into the working folder takes the place of a real one."""
 INSIDE = '''
-import os, shutil, stat, sys
+import os, stat, sys
 operation, path = sys.argv[1:]
 parts = [part for part in path.split("/") if part not in ("", ".")]
 
@@ -26,11 +26,15 @@ def folder(names, make):
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
     return fd
 
-def regular(flags):
-    fd = os.open(parts[-1], flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644, dir_fd=folder(parts[:-1], flags & os.O_CREAT))
+def regular():
+    fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder(parts[:-1], False))
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise OSError("it is not a regular file")
     return fd
+
+def copy(source, target):
+    while data := source.read(1 << 20):
+        target.write(data)
 
 try:
     if operation == "exists":
@@ -46,17 +50,30 @@ try:
     elif not parts:
         raise OSError("it is the working folder itself")
     elif operation == "read":
-        with open(regular(os.O_RDONLY), "rb") as file:
-            shutil.copyfileobj(file, sys.stdout.buffer)
-    elif operation == "write":
-        fd = regular(os.O_WRONLY | os.O_CREAT)
-        os.ftruncate(fd, 0)
-        with open(fd, "wb") as file:
-            shutil.copyfileobj(sys.stdin.buffer, file)
+        with open(regular(), "rb") as file:
+            copy(file, sys.stdout.buffer)
+    elif operation in ("create", "write"):  # beside, and then in its place: what fails changes nothing
+        fd, mode, aside = folder(parts[:-1], True), 0o644, f".{os.urandom(8).hex()}"
+        try:
+            old = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode
+            if not stat.S_ISREG(old):
+                raise OSError(40 if stat.S_ISLNK(old) else 0, "it is not a regular file")
+            mode = old & 0o777
+        except FileNotFoundError:
+            pass
+        try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode, dir_fd=fd), "wb") as file:
+                copy(sys.stdin.buffer, file)
+            os.rename(aside, parts[-1], src_dir_fd=fd, dst_dir_fd=fd)
+        except OSError:
+            try: os.unlink(aside, dir_fd=fd)
+            except FileNotFoundError: pass
+            raise
     elif operation == "delete":
         try:
             fd = folder(parts[:-1], False)
             if stat.S_ISDIR(os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode):
+                import shutil  # which takes longer than all the rest
                 shutil.rmtree(parts[-1], dir_fd=fd)
             else:
                 os.unlink(parts[-1], dir_fd=fd)
@@ -76,7 +93,7 @@ class FileOperation(Tool):
     class Parameters(ToolParameters):
         operation: str = Field(
             description="What to do",
-            json_schema_extra={"enum": ["create", "read", "write", "delete", "list", "exists"]},
+            json_schema_extra={"enum": [*OPERATIONS]},
         )
         file_path: str = Field(description="A path in the working folder, absolute or relative to it")
         content: str | None = Field(default=None, description="The text to write")
@@ -90,11 +107,8 @@ class FileOperation(Tool):
         content: str | None = None,
         encoding: str = "utf-8",
     ) -> ToolResult:
-        done: dict[str, Literal["read", "write", "delete", "list", "exists"]] = {
-            "create": "write", "read": "read", "write": "write", "delete": "delete", "list": "list", "exists": "exists",
-        }  # fmt: skip
-        if operation not in done:
-            return self.failure(f"Unknown operation: {operation}; known: {', '.join(done)}")
+        if operation not in OPERATIONS:
+            return self.failure(f"Unknown operation: {operation}; known: {', '.join(OPERATIONS)}")
         if not file_path.strip():
             return self.failure("No file path provided")
         if operation == "write" and content is None:
@@ -108,16 +122,18 @@ class FileOperation(Tool):
         except (LookupError, ValueError) as error:
             return self.failure(f"encoding: {error}")
         result = await sandbox_context.execute_python(
-            ISOLATED + INSIDE, self.options.timeout, args=(done[operation], path), stdin=data,
-            encoding="latin-1" if binary else encoding,
+            ISOLATED + INSIDE, self.options.timeout, args=(operation, path), stdin=data,
+            encoding="utf-8" if operation != "read" else "latin-1" if binary else encoding,
         )  # fmt: skip
         if result.status is not ExecutionStatus.SUCCESS:
             why = result.stderr.strip() or f"it ended with {result.status}"
+            if result.metadata.get("ended") == "output":
+                why = f"{path} has more bytes than a tool's output may; `get_file` gives all of them"
             return self.failure(f"{operation} failed: {why}", status=result.status)
-        says = {"write": f"File written successfully: {file_path}", "delete": f"Successfully deleted: {file_path}"}
         if binary and operation == "read":
             return self.result(base64.b64encode(result.stdout.encode("latin-1")).decode())
-        return self.result(says.get(done[operation], result.stdout))
+        written, deleted = f"File written successfully: {file_path}", f"Successfully deleted: {file_path}"
+        return self.result({"create": written, "write": written, "delete": deleted}.get(operation, result.stdout))
 
 
 def confined(path: str, home: str) -> str | None:

@@ -6,6 +6,7 @@ comes what was asked of it. A program can choose its exit code and its output; i
 interpreter's own notes only ever choose between two ways of having failed.
 """
 
+import re
 import signal
 
 from schemas.job import Case, JobSpec
@@ -15,6 +16,12 @@ from schemas.verdict import Verdict
 from worker.sandbox.base import Outcome
 from worker.tools.comparators import agrees
 from worker.tools.languages import COMPILE, LANGUAGES
+
+SIGNS = (
+    re.compile(r"^(Exception in thread \"[^\"]*\" |Unhandled Exception:|\*\* \()?[\w.$]*(Error|Exception)\b"),
+    re.compile(r"\b(error|panicked|panic|fatal)\b|\(\w*(Error|Exception)\)", re.IGNORECASE),
+)
+"""Of a line that names an error, the surer one first; some runtimes quote the program before it."""
 
 
 def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, str]:
@@ -33,7 +40,7 @@ def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, 
     if spec.check is not None and not outcome.checked and not (outcome.said == "raised" and outcome.exit_code):
         return Verdict.EARLY_EXIT, f"ended with exit code {outcome.exit_code} before its check had run to the end"
     if outcome.exit_code != 0:
-        said = _last_line(outcome.stderr)
+        said = _last_line(outcome.stderr) if spec.runs == "python" else _telling_line(outcome.stderr)
         return Verdict.RUNTIME_ERROR, f"exit code {outcome.exit_code}" + (f": {said}" if said else "")
     if case is not None and case.comparator == "checker":  # whose word is still to come
         return Verdict.PASSED, "passed"
@@ -127,8 +134,14 @@ def _ended_well(outcome: Outcome) -> bool:
 
 def _last_line(stderr: bytes) -> str:
     lines = text(stderr[-2000:]).strip().splitlines()
-    told = [line for line in lines if not line.startswith("note: ")]  # Rust's advice, behind what happened
-    return _printable((told or lines)[-1]) if lines else ""
+    return _printable(lines[-1]) if lines else ""
+
+
+def _telling_line(stderr: bytes) -> str:
+    """Where a runtime names the error; behind it may come where that was, or advice."""
+    lines = text(stderr[:4000]).splitlines()
+    found = (line for sign in SIGNS for line in lines if sign.search(line))
+    return _printable(next(found, "")) or _last_line(stderr)
 
 
 def _printable(line: str) -> str:

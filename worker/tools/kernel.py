@@ -36,6 +36,14 @@ PYPLOT = "matplotlib.pyplot"
 AWAIT, IS_COROUTINE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, 0x80
 
 
+async def chained(codes: list[types.CodeType], space: dict[str, Any]) -> Any:
+    """The parts of a cell that awaits something: all of them see the loop run. A door to the cell's code, too."""
+    for code in codes:
+        value = eval(code, space)
+        value = await value if code.co_flags & IS_COROUTINE else value
+    return value
+
+
 class Kernel:
     """What stays from cell to cell, and what is put right between them."""
 
@@ -66,7 +74,7 @@ class Kernel:
         """SIGINT ends code of the cell at once, and waits while our own runs, which must not be left half done."""
         while frame is not None and frame.f_globals is not OURS:
             frame = frame.f_back
-        if frame is not None and frame.f_code is called.__code__:
+        if frame is not None and frame.f_code in (called.__code__, chained.__code__):
             raise KeyboardInterrupt
         self.put_off = True
 
@@ -139,9 +147,10 @@ class Kernel:
             )  # of `from __future__`, as for a module
         if self.put_off:  # it came after the request, and so is meant for this cell
             raise KeyboardInterrupt
+        if any(code.co_flags & IS_COROUTINE for code in codes):
+            return self.awaited(chained(codes, vars(self.main)))
         for code in codes:
             value = called(eval, code, vars(self.main))
-            value = self.awaited(value) if code.co_flags & IS_COROUTINE else value
         return value
 
     def awaited(self, coroutine: Any) -> Any:
@@ -266,6 +275,8 @@ def batch(path: str) -> int:
         result, error = kernel.run(f"<cell {number}>", source)
         if result is not None:
             kernel.show(result, "Result: ")
+        if isinstance(error, SystemExit):
+            raise error  # it says how the notebook ends
         if error is not None:
             write(kernel.streams[2], described(error)["traceback"].encode())
             return 1

@@ -2,13 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from schemas.job import JobSpec
 from schemas.limits import Limits
 
 COMPILE = Limits(cpu_seconds=30, wall_seconds=120, memory_mib=512, processes=64, output_bytes=16 << 20, disk_mib=64)
 """What a compiler may use, and how large its output may be; a job that has more gives it more."""
-PACK = "{ %s; } >&2 && exec tar -cf - *"
+PACK = "{ %s; } >&2 && exec tar -cf - -- *"
 """Compile; then everything that lies there, as one archive on standard output. The messages go to standard error."""
 PACKED, UNPACK = "program.tar", ("sh", "-c", 'tar -xf program.tar && exec "$@"', "sh")
 
@@ -18,7 +19,7 @@ class Language:
     """How the programs of a language are run."""
 
     main: str
-    """The file the program is put in; `{name}` stands for the class it declares."""
+    """The file the program is put in; `{file}` and `{class}` stand for the classes that a Java program declares."""
     run: tuple[str, ...] = ()
     """The command that runs it; empty: the warm Python interpreter. `{memory}` is its limit in MiB."""
     compile: str = ""
@@ -26,6 +27,13 @@ class Language:
     env: dict[str, str] = field(default_factory=dict)
     out_of_memory: bytes = b""
     """What its runtime writes when it is at its memory limit, before the kernel is."""
+    compiler: str = ""
+    """The program that compiles it."""
+
+    @property
+    def needs(self) -> str:
+        """The program that an image must have."""
+        return self.compiler or (self.run[0] if self.run else "python3")
 
 
 _GO = {
@@ -39,6 +47,7 @@ _JARS = ".:/usr/share/java/javatuples.jar"
 _JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _TSC = "tsc --target es2022 --module commonjs --lib es2022,dom --esModuleInterop --skipLibCheck"
 _NODE = "--typeRoots /usr/share/nodejs/@types --types node --baseUrl /usr/share/nodejs"
+_RUSTC = "rustc --edition 2021 -C strip=symbols"
 _LISTENER = (
     "class FailedAssertion : System.Diagnostics.DefaultTraceListener { public override void Fail(string a, string b) {"
     ' System.Console.Error.WriteLine("Assertion failed. " + a + " " + b + System.Environment.StackTrace);'
@@ -53,20 +62,24 @@ _LISTENING = (
 LANGUAGES = {
     "python": Language("main.py"),
     "bash": Language("main.sh", ("bash", "main.sh")),
-    "c": Language("main.c", ("./main",), "gcc -O2 -std=gnu17 -o main main.c -lm"),
-    "cpp": Language("main.cpp", ("./main",), "g++ -O2 -std=gnu++17 -o main main.cpp -Wl,--as-needed -lcrypto"),
+    "c": Language("main.c", ("./main",), "gcc -O2 -std=gnu17 -o main main.c -lm", compiler="gcc"),
+    "cpp": Language(
+        "main.cpp", ("./main",), "g++ -O2 -std=gnu++17 -o main main.cpp -Wl,--as-needed -lcrypto", compiler="g++"
+    ),
     "csharp": Language(
         "main.cs",
         ("mono", "main.exe"),
         f"echo '{_LISTENING}' > main.exe.config && echo '{_LISTENER}' > listener.cs && "
         "mcs -d:DEBUG -r:System.Numerics.dll -out:main.exe main.cs listener.cs",
         out_of_memory=b"System.OutOfMemoryException",
+        compiler="mcs",
     ),
     "java": Language(
-        "{name}.java",
-        ("java", "-ea", *_JAVA, "-XX:MaxRAMPercentage=60", "-Xss64m", "-cp", _JARS, "{name}"),
-        f"javac {' '.join('-J' + option for option in _JAVA)} -encoding UTF-8 -cp {_JARS} {{name}}.java",
+        "{file}.java",
+        ("java", "-ea", *_JAVA, "-XX:MaxRAMPercentage=60", "-Xss64m", "-cp", _JARS, "{class}"),
+        f"javac {' '.join('-J' + option for option in _JAVA)} -encoding UTF-8 -d . -cp {_JARS} '{{file}}.java'",
         out_of_memory=b"java.lang.OutOfMemoryError",
+        compiler="javac",
     ),
     "javascript": Language(
         "main.js", ("node", "--max-old-space-size={memory}", "main.js"), out_of_memory=b"heap out of memory"
@@ -77,6 +90,7 @@ LANGUAGES = {
         # with the types of Node's own names; without them, if the program declares such names itself
         f'said=$({_TSC} {_NODE} main.ts) || {_TSC} main.ts > /dev/null || {{ echo "$said"; false; }}',
         out_of_memory=b"heap out of memory",
+        compiler="tsc",
     ),
     "go": Language(
         "main.go",
@@ -85,19 +99,21 @@ LANGUAGES = {
         "go build -ldflags '-s -w' -o main main.go && rm -rf .go && "
         "{ test -x main || { echo 'main.go: error: it is not of package main'; false; }; }",
         _GO,
+        compiler="go",
     ),
     "go_test": Language(
         "main_test.go",
         ("./main",),
         "cp -r /usr/share/gocode/cache .go; go test -c -ldflags '-s -w' -o main main_test.go && rm -rf .go",
         _GO,
+        compiler="go",
     ),
-    "rust": Language("main.rs", ("./main",), "rustc --edition 2021 -O -C strip=symbols -o main main.rs"),
-    "rust_test": Language("main.rs", ("./main",), "rustc --edition 2021 --test -C strip=symbols -o main main.rs"),
+    "rust": Language("main.rs", ("./main",), f"{_RUSTC} -O -o main main.rs", compiler="rustc"),
+    "rust_test": Language("main.rs", ("./main",), f"{_RUSTC} --test -o main main.rs", compiler="rustc"),
     "elixir": Language("main.exs", ("elixir", "--erl", "+S 1 +SDcpu 1 +SDio 1 +A 1", "main.exs")),
     "lua": Language("main.lua", ("lua", "main.lua")),
-    "ocaml": Language("main.ml", ("./main",), "ocamlopt -o main unix.cmxa str.cmxa main.ml"),
-    "pascal": Language("main.pas", ("./main",), "fpc -O2 -omain main.pas"),
+    "ocaml": Language("main.ml", ("./main",), "ocamlopt -o main unix.cmxa str.cmxa main.ml", compiler="ocamlopt"),
+    "pascal": Language("main.pas", ("./main",), "fpc -O2 -omain main.pas", compiler="fpc"),
     "perl": Language("main.pl", ("perl", "main.pl")),
     "php": Language("main.php", ("php", "-d", "memory_limit=-1", "main.php")),
     "r": Language("main.r", ("Rscript", "--vanilla", "main.r")),
@@ -107,24 +123,47 @@ LANGUAGES = {
     "tcl": Language("main.tcl", ("tclsh", "main.tcl")),
 }
 
-_CLASS = re.compile(r"^\s*(?:public\s+|final\s+|abstract\s+)*(?:class|enum|record|interface)\s+(\w+)", re.MULTILINE)
-_PUBLIC = re.compile(r"^\s*public\s+(?:final\s+|abstract\s+)*(?:class|enum|record|interface)\s+(\w+)", re.MULTILINE)
+SCANNED = 1 << 20
+"""Characters of a program in which its classes are looked for."""
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?(?:"""|\Z)|"(?:\\.|[^"\\\n])*"?' r"|'(?:\\.|[^'\\\n])*'?"
+    r"|//[^\n]*|/\*.*?(?:\*/|\Z)|([{};]|[\w.$]+)",
+    re.DOTALL,
+)  # fmt: skip
+"""Texts and comments; and, as a group, words and what divides them. Whatever a program says, one look is enough."""
+LONGEST_NAME = 200
 
 
-def class_of(code: str) -> str:
-    """The class that a Java program is started by, which its file is called after: the public one, else the one whose
-    body has the `main` method, else the first."""
-    public = _PUBLIC.search(code)
-    if public:
-        return public[1]
-    start = code.find("static void main")
-    before = [match[1] for match in _CLASS.finditer(code) if match.start() < start]
-    first = _CLASS.search(code)
-    return before[-1] if before else first[1] if first else "Main"
+@lru_cache(maxsize=32)
+def classes(code: str) -> tuple[str, str]:
+    """The class that a Java file must be called after: the public one, if there is one. And the one that is started,
+    with its package: the one with a `main` method, the public one first."""
+    depth, public, before, package = 0, False, "", ""
+    opens: list[str] = []
+    mains: list[str] = []
+    others: list[str] = []
+    latest = ""
+    for word in filter(None, (found[1] for found in _TOKEN.finditer(code))):
+        if word in "{};":
+            depth = max(0, depth + {"{": 1, "}": -1, ";": 0}[word])
+            public = False
+        elif depth == 0 and before == "package":
+            package = f"{word}."
+        elif depth == 0 and before in ("class", "enum", "record", "interface"):
+            latest = word if len(word) < LONGEST_NAME else "Main"
+            (opens if public else others).append(latest)
+        elif depth == 1 and (before, word) == ("void", "main") and latest:
+            mains.append(latest)
+        public = public or word == "public"
+        before = word
+    able = set(mains)
+    started = next((name for name in opens if name in able), None) or [*mains, *opens, *others, "Main"][0]
+    return [*opens, started][0], package + started
 
 
 def filled(template: str, spec: JobSpec) -> str:
     """With what the program itself decides."""
-    if "{name}" in template:
-        template = template.replace("{name}", class_of(spec.code))
+    if "{file}" in template or "{class}" in template:
+        file, start = classes(spec.code[:SCANNED])
+        template = template.replace("{file}", file).replace("{class}", start)
     return template.replace("{memory}", str(max(16, spec.limits.memory_mib * 3 // 4)))

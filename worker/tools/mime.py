@@ -153,12 +153,14 @@ SHELLS = ("bash", "sh", "pip")
 def plain(source: str) -> str:
     """A cell without the marks of notebooks: lines with `!` go to the shell, and those with `%` that we know."""
 
-    def shell(line: str) -> str:
-        return f"__import__('subprocess').run({line!r}, shell=True) and None"
+    bash = "/bin/bash" if os.access("/bin/bash", os.X_OK) else None
+
+    def shell(line: str, check: bool = False) -> str:
+        return f"__import__('subprocess').run({line!r}, shell=True, executable={bash!r}, check={check}) and None"
 
     head, _, rest = source.lstrip().partition("\n")
     if head.strip() in ("%%bash", "%%sh"):
-        return shell(rest)
+        return shell(rest, check=True)
     lines = []
     for line in source.split("\n"):
         words = line.lstrip()
@@ -171,7 +173,8 @@ def plain(source: str) -> str:
         elif mark == "%":
             raise SyntaxError(f"the magic {mark}{name} is not known here")
         elif found := re.fullmatch(r"(\s*)(\w+)\s*=\s*!(.*)", line):
-            run = f"__import__('subprocess').run({found[3]!r}, shell=True, capture_output=True, text=True)"
+            more = f"shell=True, executable={bash!r}, capture_output=True, text=True"
+            run = f"__import__('subprocess').run({found[3]!r}, {more})"
             line = f"{found[1]}{found[2]} = {run}.stdout.splitlines()"
         lines.append(line)
     return "\n".join(lines)

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from schemas.errors import SandboxLost
 from schemas.job import Case, JobSpec
-from schemas.sandbox import ExecutionStatus, ToolResult
+from schemas.sandbox import LONGEST_SECONDS, ExecutionStatus, ToolResult
 from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Program, Running, Sandbox
-from worker.tools.base import JobTool, Place, ToolParameters, files_of
+from worker.tools.base import JobTool, Place, Seconds, ToolParameters, files_of
 from worker.tools.cell import Cell
 from worker.tools.registry import register_tool
 
@@ -28,7 +28,7 @@ CELL_BYTES, IDLE_BYTES = 64 << 20, 4 << 20
 """What may come of one cell beside its output; and of threads that it has left behind, until the next."""
 DISPLAYS = 1000
 """Most that one cell can show."""
-FOREVER = 30 * 86_400.0
+ENDED = "The interpreter had ended since the last cell: what earlier cells defined is lost."
 ENV = {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
 
 
@@ -67,9 +67,11 @@ class Kernel:
             cell = Cell(place.config.resource_limits.output_bytes)
             if self._abandoned and not await self._within(GRACE_SECONDS, lambda: self._done):
                 await self._end()
-                cell.state = "lost"
-            self._abandoned = False
-            if self._running is None or self._running.over.done():
+                cell.state, cell.note = "lost", ENDED
+            self._abandoned, self._cell = False, None
+            if self._dead():
+                if self._running is not None:  # it has ended by itself since the last cell
+                    cell.state, cell.note = "lost", ENDED
                 await self._start(place)
             try:
                 await self._execute(cell, code, timeout)
@@ -102,7 +104,7 @@ class Kernel:
         self._line.clear()
         self._ready, self._room = False, IDLE_BYTES
         command = Command(
-            argv=("python3", "-c", source()), env=ENV | place.config.env_vars, side=True, wall_seconds=FOREVER,
+            argv=("python3", "-c", source()), env=ENV | place.config.env_vars, side=True, wall_seconds=LONGEST_SECONDS,
             output_bytes=1 << 50,
         )  # fmt: skip
         self._running = box.spawn(command, self._hear)
@@ -143,7 +145,8 @@ class Kernel:
             kept = "the variables of earlier cells are kept" if cell.state == "kept" else "all variables are lost"
             cell.note = f"Execution timed out after {timeout:g} seconds; {kept}."
         elif cell.truncated and cell.status is not ExecutionStatus.SUCCESS:
-            cell.note = "It wrote more than is taken, and was cut."
+            cell.trouble = None  # how we have stopped it
+            cell.note = f"It was stopped: it wrote more than {cell.cap:,} bytes to one stream, or showed too much."
 
     def _dead(self) -> bool:
         return self._running is None or self._running.over.done()
@@ -152,10 +155,12 @@ class Kernel:
         cell.state = "lost"
         if cell.status is ExecutionStatus.SUCCESS:
             cell.status = ExecutionStatus.ERROR
-        if cell.status is ExecutionStatus.ERROR and not cell.note:
+        if cell.status is ExecutionStatus.ERROR and cell.note in ("", ENDED):
             cell.note = "The interpreter died, and with it all variables."
             over = self._running.over if self._running else None
-            if over is not None and over.done() and not over.exception() and over.result().oom_kills:
+            if over is not None and over.done() and over.exception():
+                cell.note = "The sandbox has ended, and with it all variables."
+            elif over is not None and over.done() and over.result().oom_kills:
                 cell.note = "The interpreter was killed for memory, and with it all variables are lost."
 
     def _hear(self, stream: int, data: bytes) -> None:
@@ -236,7 +241,7 @@ class NotebookExecutor(JobTool):
 
     class Parameters(ToolParameters):
         code: str = Field(default="", description="The cell")
-        timeout: float | None = Field(default=None, gt=0, description="Seconds until the cell is interrupted")
+        timeout: Seconds | None = Field(default=None, description="Seconds until the cell is interrupted")
         action: Literal["execute", "interrupt", "restart"] = Field(
             default="execute", description="Execute the cell; or interrupt the one that runs; or forget all variables"
         )
@@ -248,16 +253,17 @@ class NotebookExecutor(JobTool):
     async def execute(
         self, sandbox_context: Place, code: str = "", timeout: float | None = None, action: str = "execute"
     ) -> ToolResult:
-        if action == "interrupt":
-            hit = await self._kernel.interrupt()
-            return self.result("Interrupted" if hit else "No cell is running")
+        if action != "execute" and code.strip():
+            return self.failure(f"Invalid input: code: {action} takes none")
         if action == "restart":
             await self._kernel.restart()
             return self.result("Restarted: all variables are gone")
+        if action == "interrupt":
+            hit = await self._kernel.interrupt()
+            return self.result("Interrupted" if hit else "No cell is running")
         if not code.strip():
             return self.failure("No code provided")
-        timeout = timeout or self.options.timeout or sandbox_context.config.timeout
-        cell = await self._kernel.run(sandbox_context, code, timeout)
+        cell = await self._kernel.run(sandbox_context, code, self.seconds(sandbox_context, timeout))
         shown = [display.get("text/plain", "") for display in cell.displays]
         text = cell.stdout + "".join(f"\n{words}" for words in shown if words)
         if cell.value is not None:

@@ -181,8 +181,8 @@ class Keeper:
         if not data:
             return False
         if stream == SIDE:  # what comes first there is the sign that it was born
-            missing = len(BORN) - len(self.said) if self.meta["side"] else SAID_BYTES
-            self.said, data = self.said + data[: max(0, missing)], data[max(0, missing) :]
+            missing = max(0, (len(BORN) if self.meta["side"] else SAID_BYTES) - len(self.said))
+            self.said, data = self.said + data[:missing], data[missing:]
         self.total[stream] += len(data)
         if data and (stream != SIDE or self.meta["side"]):
             self._send({"stream": stream}, data)
