@@ -63,8 +63,8 @@ def _variable(name: str) -> str:
 
 def _path(path: str) -> str:
     parts = PurePosixPath(_argument(path)).parts
-    if not parts or parts[0] == "/" or ".." in parts:
-        raise ValueError(f"{path!r} must be a relative path without '..'")
+    if not parts or parts[0] == "/" or ".." in parts or path.endswith("/"):
+        raise ValueError(f"{path!r} must be a relative path of a file, without '..'")
     if max(map(len, map(str.encode, parts))) > 255 or len(path.encode()) > 1024:
         raise ValueError(f"{path[:40]!r}… is longer than a file system takes")
     return path
@@ -178,6 +178,9 @@ class JobSpec(Given):
         if self.tool == "multi_code_executor" and self.language not in LANGUAGES[self.tool]:
             known = ", ".join(LANGUAGES[self.tool])
             raise ValueError(f"language: {self.language!r} is not one of {known}")
+        folders = {str(folder) for path in self.files for folder in PurePosixPath(path).parents}
+        if both := folders & {str(PurePosixPath(path)) for path in self.files}:
+            raise ValueError(f"files: {min(both)!r} cannot be a file and a folder")
         if self.check is not None and (self.runs != "python" or self.tool == "notebook_executor"):
             raise ValueError(
                 "check: an assert-style check needs a Python program that is no notebook; use cases instead"

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import io
+import json
 import os
 import tarfile
 import time
@@ -25,7 +26,12 @@ from api.sandbox import (
 )
 from tests.conftest import containers, eventually
 from tests.library.conftest import Make
+from worker.library.box import BoxSandbox
 from worker.library.volumes import _unpack
+from worker.sandbox import session
+from worker.sandbox.base import Command, Shape
+from worker.sandbox.local import LocalSandbox
+from worker.tools.notebook import _parsed
 
 TOOLS = ["python_executor", "shell_executor", "file_operation", "notebook_executor"]
 
@@ -80,6 +86,7 @@ def archive(*entries: tuple[str, bytes, dict[str, Any]], mode: str = "w") -> byt
         archive(("link", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})),
         archive(("hard", b"", {"type": tarfile.LNKTYPE, "linkname": "/etc/passwd"})),
         archive(("device", b"", {"type": tarfile.CHRTYPE})),
+        archive(("comment", b"x", {"pax_headers": {"comment": "1" * 200_000}})),
         archive(("sparse", b"x", {"pax_headers": {"GNU.sparse.map": "0,1", "GNU.sparse.size": "1"}})),
         archive(("large", bytes(2 << 20), {})),
         archive(("bomb", bytes(1 << 20), {}), mode="w:gz"),
@@ -104,6 +111,51 @@ async def test_modules_in_the_folder_do_not_speak_for_tools(make: Make) -> None:
     assert (await sandbox.execute_command("cat x")).stdout == "true"
     await sandbox.put_file("/sandbox/y", "also")
     assert await sandbox.get_file("y") == b"also"
+    cell = await sandbox.execute_tool("notebook_executor", {"code": "import json, base64\n1 + 1"})
+    assert "SystemExit" in str(cell.error) or cell.success  # they are the cell's own, if it asks for them
+    assert (await sandbox.execute_tool("notebook_executor", {"code": "1 + 1"})).output == "\nResult: 2"
+
+
+async def test_modules_of_the_home_do_not_speak_for_tools(make: Make) -> None:
+    sandbox = await make(env_vars={"PYTHONUNBUFFERED": "1"})  # for which no warm interpreter will do
+    site = (await sandbox.execute_command(["python3", "-m", "site", "--user-site"])).stdout.strip()
+    await sandbox.execute_command(
+        f"mkdir -p {site}; echo 'print(\"forged\"); import os; os._exit(0)' > {site}/usercustomize.py"
+    )
+    await sandbox.execute_command("echo true > x")
+    read = await sandbox.execute_tool("file_operation", {"operation": "read", "file_path": "x"})
+    assert read.output == "true\n"
+
+
+async def test_what_is_no_plain_file_is_not_read(make: Make) -> None:
+    sandbox = await make()
+    await sandbox.execute_command("ln -s /dev/zero zero; ln -s /etc/passwd passwd; mkfifo fifo; mkdir folder")
+    for name in ("zero", "passwd", "fifo", "folder"):
+        with pytest.raises(OSError, match=name):
+            await asyncio.wait_for(sandbox.get_file(name), 30)
+
+
+async def test_an_encoding_that_takes_hours_is_refused(make: Make) -> None:
+    sandbox = await make()
+    for encoding in ("punycode", "idna", "unicode_escape", "rot13", "no-such"):
+        given = {"operation": "write", "file_path": "x", "content": "ü" * 20_000, "encoding": encoding}
+        refused = await sandbox.execute_tool("file_operation", given)
+        assert str(refused.error).startswith("encoding: ")
+    for encoding in ("UTF8", "latin-1", "cp1252", "utf-16", "ascii", "shift_jis"):
+        given = {"operation": "write", "file_path": "x", "content": "text", "encoding": encoding}
+        assert (await sandbox.execute_tool("file_operation", given)).success
+        there = await sandbox.execute_tool("file_operation", given | {"operation": "exists"})
+        assert there.output == "exists"
+
+
+async def test_a_write_that_fails_changes_nothing(engine_client: docker.DockerClient) -> None:
+    config = {"tools_config": TOOLS, "resource_limits": {"disk_mib": 8}}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        await sandbox.put_file("kept", "old")
+        given = {"operation": "write", "file_path": "kept", "content": "x" * (9 << 20)}
+        assert not (await sandbox.execute_tool("file_operation", given)).success
+        assert (await sandbox.execute_command("cat kept; ls -A")).stdout == "oldkept\n"
+        assert (await sandbox.execute_tool("file_operation", given | {"content": "new"})).success
 
 
 # -- the agent, and other commands -------------------------------------------------------------------------------------
@@ -146,6 +198,65 @@ async def test_a_reset_waits_for_nobody_and_nobody_for_ever(make: Make) -> None:
     assert (await sandbox.execute_command("ls -A; echo on")).stdout == "on\n"
 
 
+async def test_what_is_said_on_the_harness_channel_is_not_kept(make: Make) -> None:
+    sandbox = await make()
+    said = await sandbox.execute_python(
+        "import os\nfor _ in range(20_000):\n    os.write(3, b'x' * 32)\nprint('on')", 60
+    )
+    assert "on" in said.stdout or said.stderr
+    assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+
+
+async def test_what_is_not_reset_for_sure_is_not_used_again(
+    engine_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for broken_off in (True, False):
+        async with SandboxFactory.create_sandbox(SandboxType.DOCKER) as sandbox:
+            assert isinstance(sandbox, BoxSandbox)
+            waiting = asyncio.create_task(sandbox.execute_command("sleep 100"))
+            await asyncio.sleep(0.2)
+            if broken_off:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(sandbox.reset(), 0.0005)
+            else:
+                monkeypatch.setattr(session, "CLOSE_SECONDS", 0.0)
+                assert not await sandbox.reset()
+            await asyncio.wait((waiting,))
+            with pytest.raises(SandboxLost):
+                await sandbox.execute_command("echo on")
+            assert sandbox.get_info().status is SandboxStatus.ERROR
+            assert "reset" in sandbox.metadata["error"] or "died" in sandbox.metadata["error"]
+            if not waiting.cancelled():
+                waiting.exception()
+
+
+async def test_what_a_sandbox_said_of_itself_is_asked_again_after_a_reset(make: Make) -> None:
+    sandbox = await make()
+    sandbox._lines_for = "/bin/true"
+    assert await sandbox.reset()
+    assert (await sandbox.execute_command("exit 3")).exit_code == 3
+
+
+async def test_who_stops_it_gets_what_there_is(make: Make) -> None:
+    sandbox = await make()
+    waiting = asyncio.create_task(sandbox.execute_command("echo begun; sleep 1000", timeout=2000))
+    await asyncio.sleep(1)
+    await sandbox.stop()
+    ended = await waiting
+    assert (ended.status, ended.stdout) == (ExecutionStatus.CANCELLED, "begun\n")
+
+
+async def test_an_interrupt_before_the_start_hits_nobody(bubblewrap: None) -> None:
+    for walls in (True, False):
+        box = LocalSandbox(Shape("", 256, 32, 32), walls=walls)
+        await box.start()
+        running = box.spawn(Command(argv=("sleep", "0.2"), wall_seconds=60), lambda *_: None)
+        running.interrupt()  # which would be every process of the machine, or this one
+        assert box.usage().processes == 0
+        assert (await running.over).exit_code == 0
+        await box.close()
+
+
 async def test_a_deep_tree_is_removed_and_hinders_nobody(make: Make) -> None:
     sandbox = await make()
     deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
@@ -184,6 +295,34 @@ async def test_a_notebook_cannot_fill_or_stop_its_host(notebook_image: None) -> 
         assert len(shown.metadata["displays"]) <= 1000
         assert sandbox.status is SandboxStatus.RUNNING
         assert (await sandbox.execute_command("echo on")).stdout == "on\n"
+
+
+async def test_messages_that_cost_more_than_they_say_are_left(notebook_image: None) -> None:
+    assert _parsed(b"[" + b"[]," * 100_000 + b"[]]") is None
+    assert _parsed(json.dumps({"id": 1, "display": {"image/png": "x" * 1_000_000}}).encode())["id"] == 1
+    config = {"tools_config": TOOLS}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        odd = """
+import json, os
+bad = {"text/plain": "\\ud800", "deep": [[1]], "n": 5}
+for number in range(5):
+    line = json.dumps({"id": number, "display": bad, "done": True, "result": bad, "error": bad}).encode() + b"\\n"
+    for fd in range(200, 260):
+        try: os.write(fd, line)
+        except OSError: pass
+"""
+        result = await sandbox.execute_tool("notebook_executor", {"code": odd})
+        assert json.loads(result.model_dump_json())["metadata"]["displays"]
+        assert all(isinstance(words, str) for words in (result.metadata["result"] or {}).values())
+
+
+async def test_a_kernel_that_ended_badly_retires_its_sandbox(notebook_image: None) -> None:
+    async with LocalSandboxManager() as manager:
+        await manager.initialize_pool(1, SandboxType.DOCKER, {"tools_config": TOOLS})
+        killed = "import os\nos.kill(os.getpid(), 9)"
+        await manager.execute_tool_in_pool("notebook_executor", {"code": killed})
+        await manager.execute_tool_in_pool("notebook_executor", {"code": "1"})
+        assert (await manager.get_stats())["pool"]["created"] == 2
 
 
 # -- misuse ------------------------------------------------------------------------------------------------------------

@@ -54,3 +54,21 @@ async def test_a_failed_build_brings_the_compilers_words(sandbox: Sandbox) -> No
     assert str(unknown.error).startswith("Unsupported language: klingon; known: python, bash")
     outside = {"language": "c", "code": "", "files": {"../x": ""}}
     assert "Invalid input: files" in str((await sandbox.execute_tool("multi_code_executor", outside)).error)
+
+
+async def test_what_a_compiler_says_of_a_good_program_is_not_its_output(sandbox: Sandbox) -> None:
+    given = {"language": "pascal", "code": "begin writeln('hello') end."}
+    result = await sandbox.execute_tool("multi_code_executor", given)
+    assert result.output == "hello\n"
+    assert "Free Pascal Compiler" in result.metadata["compiler"]
+    late = {"language": "c", "code": '#include "/dev/zero"', "compile_timeout": 0.3}
+    stopped = await sandbox.execute_tool("multi_code_executor", late)
+    assert (stopped.status, stopped.metadata["phase"]) == (ExecutionStatus.TIMEOUT, "compile")
+
+
+async def test_an_image_without_the_compiler_is_named_as_that(engine_client: docker.DockerClient) -> None:
+    config = {"tools_config": ["multi_code_executor"], "image": "evalpool/python:3.11"}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        for language, needed in (("c", "gcc"), ("ruby", "ruby")):
+            result = await sandbox.execute_tool("multi_code_executor", {"language": language, "code": ""})
+            assert str(result.error).startswith(f"There is no {needed} in this sandbox, which {language} needs")

@@ -125,3 +125,43 @@ async def test_the_factory_picks_a_manager() -> None:
     assert SandboxManagerFactory.get_registered_types() == ["local"]
     with pytest.raises(ValueError, match="there is no http"):
         SandboxManagerFactory.create_manager(base_url="http://127.0.0.1:1")
+
+
+async def test_the_pool_is_for_calls_that_can_be_done_and_keeps_nothing() -> None:
+    async with LocalSandboxManager() as manager:
+        (member,) = await manager.initialize_pool(1, SandboxType.DUMMY, DUMMY)
+        with pytest.raises(ValueError, match="belongs to the pool"):
+            await manager.execute_tool(member, "shell_executor", {"command": "echo secret > left"})
+        with pytest.raises(ValueError, match="Tool no_such_tool is not available"):
+            await manager.execute_tool_in_pool("no_such_tool", {})
+        assert (await manager.get_stats())["pool"]["created"] == 1
+        with pytest.raises(ValueError, match="a pool of other sandboxes"):
+            await manager.initialize_pool(1, SandboxType.DUMMY, {"tools_config": ["shell_executor"]})
+        assert await manager.initialize_pool(1, SandboxType.DUMMY, DUMMY) == [member]
+    volumes = {"volumes": {"/tmp/none": {"bind": "/sandbox/x"}}}
+    with pytest.raises(ValueError, match="volumes: those of a pool must be of mode 'ro'"):
+        await LocalSandboxManager().initialize_pool(1, SandboxType.DOCKER, volumes)
+
+
+async def test_dead_members_are_buried_once_whoever_looks() -> None:
+    async with LocalSandboxManager() as manager:
+        await manager.initialize_pool(3, SandboxType.DUMMY, DUMMY)
+        for box in manager._members:
+            await box.close()
+        lists = await asyncio.gather(*(manager.list_sandboxes() for _ in range(4)))
+        assert lists[-1] == []
+        assert (await manager.execute_tool_in_pool("shell_executor", {"command": "echo on"})).output == "on\n"
+
+
+async def test_a_manager_that_stops_waits_for_what_is_being_made(engine_client: docker.DockerClient) -> None:
+    manager = LocalSandboxManager()
+    await manager.initialize_pool(1, SandboxType.DOCKER, {"tools_config": ["shell_executor"]})
+    for box in manager._members:
+        await box.close()
+    call = asyncio.create_task(manager.execute_tool_in_pool("shell_executor", {"command": "echo on"}))
+    await asyncio.sleep(0.05)
+    await manager.stop()
+    await asyncio.wait((call,))
+    assert isinstance(call.exception(), Exception) or call.result()
+    eventually(lambda: not containers(engine_client, os.getpid()))
+    assert manager._members == {}

@@ -122,3 +122,32 @@ async def test_cells_wait_their_turn(notebook: Sandbox) -> None:
     await run(notebook, "order = []")
     await asyncio.gather(*(run(notebook, f"order.append({number})") for number in range(8)))
     assert (await run(notebook, "order")).output == "\nResult: [0, 1, 2, 3, 4, 5, 6, 7]"
+
+
+async def test_a_cell_that_awaits_runs_in_the_loop_from_its_first_line(notebook: Sandbox) -> None:
+    begin = "import asyncio\nasync def work(): return 3\ntasks = [asyncio.create_task(work())]\n"
+    assert (await run(notebook, begin + "await asyncio.gather(*tasks)")).output == "\nResult: [3]"
+    late = await run(notebook, "x = 1\nimport time\nawait asyncio.sleep(0)\ntime.sleep(1000)", timeout=1)
+    assert (late.status, late.metadata["state"]) == (ExecutionStatus.TIMEOUT, "kept")
+    assert (await run(notebook, "x")).output == "\nResult: 1"
+
+
+async def test_shell_cells_are_of_bash_and_fail_as_they_do(notebook: Sandbox) -> None:
+    assert (await run(notebook, "%%bash\n[[ a == a ]] && echo yes")).output == "yes\n"
+    assert (await run(notebook, "!echo ${BASH_VERSION:0:1}")).output == "5\n"
+    failed = await run(notebook, "%%bash\nexit 3")
+    assert "CalledProcessError" in str(failed.error)
+    assert not failed.success
+
+
+async def test_a_kernel_that_ended_between_cells_is_told_of(notebook: Sandbox) -> None:
+    await run(notebook, "x = 5\nimport os, threading\nthreading.Timer(0.3, os._exit, (1,)).start()")
+    await asyncio.sleep(1)
+    after = await run(notebook, "print('x' in globals())")
+    assert (after.output, after.metadata["state"]) == ("False\n", "lost")
+    assert "is lost" in str(after.error)
+
+
+async def test_an_action_takes_no_cell(notebook: Sandbox) -> None:
+    for action in ("restart", "interrupt"):
+        assert "takes none" in str((await run(notebook, "x = 1", action=action)).error)

@@ -23,6 +23,8 @@ from api.sandbox import (
     SandboxStatus,
     SandboxType,
     Tool,
+    ToolFactory,
+    ToolParameters,
     register_sandbox,
     register_tool,
 )
@@ -157,6 +159,8 @@ async def test_without_bubblewrap_it_says_so_loudly(
     async with SandboxFactory.create_sandbox(SandboxType.LOCAL_PROCESS) as sandbox:
         assert sandbox.get_info().metadata["walls"] == "none"
         assert (await sandbox.execute_command("echo 1")).stdout == "1\n"
+        left = await sandbox.execute_command("sleep 1000 & setsid sleep 1.5 & echo hi", timeout=600)
+        assert (left.status, left.stdout) == (ExecutionStatus.SUCCESS, "hi\n")
     assert "WARNING: LOCAL_PROCESS without bubblewrap" in capsys.readouterr().err
 
 
@@ -277,3 +281,50 @@ async def test_the_example_of_the_documents_works() -> None:
     spec.loader.exec_module(module)
     async with SandboxFactory.create_sandbox(SandboxType.DUMMY, {"tools_config": ["word_count"]}) as sandbox:
         assert (await sandbox.execute_tool("word_count", {"text": "one two three"})).output == "3"
+
+
+def _plain() -> type:
+    class Wrong:
+        pass
+
+    return Wrong
+
+
+def _tool(**parts: Any) -> type:
+    async def execute(self: Tool, sandbox: Any) -> str:
+        return ""
+
+    return type("Mine", (Tool,), {"__doc__": "Something.", "execute": execute, **parts})
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        (_plain(), "is no subclass of Tool"),
+        (len, "is no subclass of Tool"),
+        (_tool(Parameters=_plain()), "Parameters: it must be a class of pydantic"),
+        (_tool(Options=ToolParameters), "Options: it must be a class of ToolOptions"),
+        (_tool(execute=lambda self, sandbox: ""), "execute: it must be a coroutine"),
+        (_tool(__doc__=None), "its docstring is missing"),
+    ],
+)
+def test_a_tool_that_is_none_is_refused_where_it_is_registered(tool: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        register_tool("mine")(tool)
+    assert "mine" not in ToolFactory.get_available_tools()
+
+
+def test_names_and_sandboxes_that_are_none_are_refused() -> None:
+    for name in ("", "two words", "x" * 65, _tool()):
+        with pytest.raises(ValueError, match="is no name for a tool"):
+            register_tool(name)(_tool())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="is no subclass of Sandbox"):
+        register_sandbox("mine")(_plain())
+
+
+async def test_a_tool_for_containers_works_in_those_for_notebooks() -> None:
+    tool = _tool(required_sandbox_types=(SandboxType.DOCKER,), name="mine")()
+    for kind, offered in (("docker", True), ("docker_notebook", True), ("local_process", False)):
+        sandbox = SandboxFactory.create_sandbox(kind)
+        sandbox.add_tool(tool)
+        assert (sandbox.get_tool("mine") is not None) is offered

@@ -8,6 +8,8 @@ from schemas import Case, InvalidJob, JobSpec, Limits, Priority
     [
         ({}, "code: Field required"),
         ({"cod": "x"}, "cod: unknown field"),
+        ({"code": "x", "files": {"a/": ""}}, "'a/' must be a relative path of a file"),
+        ({"code": "x", "files": {"a": "", "a/b": ""}}, "files: 'a' cannot be a file and a folder"),
         ({"code": "x", "language": "cobol"}, "language: 'cobol' is not one of python"),
         ({"code": "x", "language": "c", "tool": "python_executor"}, "language: python_executor does not run c"),
         ({"code": 7}, "code"),

@@ -101,3 +101,12 @@ def test_truncation_is_told() -> None:
 def test_what_happened_is_told_and_not_what_comes_behind_it(language: str, said: str, told: str) -> None:
     spec = JobSpec(code="", tool="multi_code_executor", language=language)
     assert judge(outcome(exit_code=1, stderr=said.encode()), spec, None)[1] == f"exit code 1: {told}"
+
+
+@pytest.mark.parametrize(
+    ("language", "words"), [("go_test", b"PASS\n"), ("rust_test", b"test result: ok. 2 passed;\n")]
+)
+def test_tests_that_were_left_early_have_not_passed(language: str, words: bytes) -> None:
+    spec = JobSpec(code="", tool="multi_code_executor", language=language)
+    assert judge(outcome(stdout=b"x\n" + words), spec, None)[0] is Verdict.PASSED
+    assert judge(outcome(stdout=b"x\n"), spec, None)[0] is Verdict.EARLY_EXIT

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -10,13 +11,14 @@ from schemas.errors import SandboxLost
 from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
 from worker.library.output import Output
 from worker.library.sandbox import Heed, Sandbox
-from worker.sandbox.base import Command, Running, Shape
+from worker.sandbox.base import Command, Hear, Outcome, Running, Shape
 from worker.sandbox.base import Sandbox as Box
 from worker.tools.files import ISOLATED, confined
 
 AT_ONCE = 16
 """Commands of one sandbox at a time; more wait."""
 STOP_SECONDS = 2.0
+SHELL = re.compile(r"/[a-z/]*/(ba)?sh")
 KERNELS = 2
 """Interpreters that stay, beside them."""
 KEEPERS_MIB = 32
@@ -35,7 +37,7 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
 
 PACK = """
 import os, sys, tarfile
-with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
+with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT) as archive:
     def plain(entry):
         archive.inodes.clear()  # a file with two names is two files
         return entry if entry.isfile() or entry.isdir() else None
@@ -49,8 +51,10 @@ with open(sys.argv[1], "wb") as file:
     while data := sys.stdin.buffer.read(1 << 20): file.write(data)
 """
 READ = """
-import sys
-with open(sys.argv[1], "rb") as file:
+import os, stat, sys
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+if not stat.S_ISREG(os.fstat(fd).st_mode): sys.exit("it is not a regular file")
+with open(fd, "rb") as file:
     while data := file.read(1 << 20): sys.stdout.buffer.write(data)
 """
 
@@ -151,6 +155,7 @@ class BoxSandbox(Sandbox):
         await self._prepare()
 
     async def _new_tools(self) -> None:
+        self._lines_for = ""  # it was asked where others were
         for name in self.config.tools_config:
             self._tools.pop(name, None)
         await self.initialize_tools()
@@ -180,8 +185,8 @@ class BoxSandbox(Sandbox):
         """What lines are for: bash, or what there is instead."""
         if not self._lines_for:
             look = Command(argv=("sh", "-c", "command -v bash sh"), wall_seconds=self.config.timeout)
-            found = await self.execute(look)
-            self._lines_for = found.stdout.partition("\n")[0]
+            found = (await self.execute(look)).stdout.partition("\n")[0]
+            self._lines_for = found if SHELL.fullmatch(found) else ""
         return self._lines_for or "sh"
 
     async def execute_python(
@@ -225,19 +230,15 @@ class BoxSandbox(Sandbox):
             raise RuntimeError(f"sandbox {self.id} was started in another event loop, and works in that alone")
         await self._turns.acquire()
         try:
-            async with self._gate:
-                box = self._living()
-                running = box.spawn(command, output.hear)
+            running = await self.spawn(command, output.hear)
         except BaseException:
             self._turns.release()
             raise
-        self._running.add(running)
-        running.over.add_done_callback(lambda _: self._ended(running))  # not before: it may outlive its caller
+        running.over.add_done_callback(lambda _: self._turns.release())  # not before: it may outlive its caller
         output.stop = running.stop
         try:
             running.feed(given, last=True)
             outcome = await asyncio.shield(running.over)
-            box.suspect = box.suspect or outcome.abnormal
         except SandboxLost as error:
             if self.status.active:  # else somebody has said so, or wants it so
                 self.fail(error)
@@ -247,9 +248,19 @@ class BoxSandbox(Sandbox):
             raise
         return output.result(command, outcome, encoding)
 
-    def _ended(self, running: Running) -> None:
-        self._running.discard(running)
-        self._turns.release()
+    async def spawn(self, command: Command, hear: Hear) -> Running:
+        async with self._gate:
+            box = self._living()
+            running = box.spawn(command, hear)
+        self._running.add(running)
+
+        def ended(over: asyncio.Future[Outcome]) -> None:
+            self._running.discard(running)
+            if not over.cancelled() and not over.exception() and over.result().abnormal:
+                box.suspect = True
+
+        running.over.add_done_callback(ended)
+        return running
 
     async def end_commands(self) -> None:
         """Whatever still runs."""

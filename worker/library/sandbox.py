@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from schemas.job import ALIASES
 from schemas.sandbox import CommandResult, SandboxConfig, SandboxInfo, SandboxStatus, ToolResult
-from worker.sandbox.base import Command
+from worker.sandbox.base import Command, Hear, Running
 from worker.tools.base import Tool, command_result
 from worker.tools.registry import ToolFactory
 
@@ -149,6 +149,10 @@ class Sandbox(ABC):
     async def execute(self, command: Command, stdin: str | bytes = b"") -> CommandResult:
         """A command in full detail."""
         raise NotImplementedError(f"{type(self).__name__} cannot do this")
+
+    async def spawn(self, command: Command, hear: Hear) -> Running:
+        """Start a command that stays."""
+        raise NotImplementedError(f"{type(self).__name__} cannot keep an interpreter")
 
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
         """Unpack a tar archive in a folder of the sandbox."""

@@ -143,6 +143,8 @@ class DockerSandbox(Sandbox):
     async def reset(self) -> bool:
         if self._session is not None:
             clean = await self._session.close()
+            if not clean:
+                self._stream.fail("its reset failed")  # its agent may still be in that session
             self._session = None
             return clean
         if self._clean is None or not self.alive:

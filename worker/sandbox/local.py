@@ -212,7 +212,10 @@ class LocalSandbox(Sandbox):
         if not argv:
             scripts.append(self._scripts / f"main-{number}.py")
             scripts[-1].write_bytes(command.code)
-            argv, env = (self.python, f"{code}/main-{number}.py", *command.args), {"PYTHONPATH": code}
+            argv, env = (
+                (self.python, f"{code}/main-{number}.py", *command.args),
+                {"PYTHONPATH": code, "PYTHONNOUSERSITE": "1"},
+            )
         if command.files:  # written inside, by whom they are for: out here, a link could lead us anywhere
             scripts.append(self._scripts / f"files-{number}.json")
             files = {path: base64.b64encode(content).decode() for path, content in command.files.items()}
@@ -232,6 +235,7 @@ class LocalSandbox(Sandbox):
         binds = [word for path in BIND for word in ("--ro-bind-try", path, path)]
         drop: tuple[str, ...] = ("--unshare-user",)
         become: tuple[str, ...] = ()
+        small = ("--perms", "1777", "--size", str(self.shape.disk_mib << 20), "--tmpfs")
         if self._uid is not None:  # we are root: the command must not be
             drop = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")
             ids = (f"--reuid={self._uid}", f"--regid={self._uid}", "--clear-groups")
@@ -239,8 +243,8 @@ class LocalSandbox(Sandbox):
         return (
             str(bubblewrap()), "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", *drop,
             "--perms", "0755", "--dir", "/etc", *binds,
-            "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/tmp", "--perms", "1777", "--tmpfs",
-            "/box", "--ro-bind", str(self._scripts), CODE, "--bind", str(self._folder), self.home,
+            "--proc", "/proc", "--dev", "/dev", *small, "/tmp", *small, "/box",
+            "--ro-bind", str(self._scripts), CODE, "--bind", str(self._folder), self.home,
             "--hostname", "sandbox", "--die-with-parent", "--seccomp", str(filter_fd), "--", *become,
             "env", "-C", cwd, *argv,
         )  # fmt: skip

@@ -49,9 +49,10 @@ class Session:
             raise SandboxLost("the session is being closed" if self._closing else "too many commands at a time")
         number, argv = next(self._numbers), command.argv
         file = f"/tmp/main-{secrets.token_hex(4)}.py" if not argv else ""
-        if file and cold:
-            argv = ("python3", file)
-        given = {"argv": argv, "args": command.args, "env": command.env, "files": [*command.files]}
+        env = command.env
+        if file and cold:  # no module of the home is loaded before the script, which may be one of ours
+            argv, env = ("python3", file), {"PYTHONNOUSERSITE": "1", **env}
+        given = {"argv": argv, "args": command.args, "env": env, "files": [*command.files]}
         parts = (json.dumps(given).encode(), command.code, b"", *command.files.values())
         running = self._running[number] = Remote(self, number, command, hear)
         limits = {

@@ -16,7 +16,7 @@ from schemas.base import first_problem
 from schemas.errors import SandboxLost
 from schemas.job import Case, JobSpec
 from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, ToolResult
-from worker.sandbox.base import Command, Program
+from worker.sandbox.base import Command, Hear, Program, Running
 
 log = logging.getLogger("evalpool.tools")
 
@@ -64,8 +64,8 @@ class Place(Protocol):
     async def execute(self, command: Command, stdin: str | bytes = b"") -> CommandResult:
         """A command in full detail, where the sandbox is one of ours."""
 
-    async def get_execution_context(self) -> Any:
-        """What it is made of."""
+    async def spawn(self, command: Command, hear: Hear) -> Running:
+        """Start a command that stays, where the sandbox is one of ours."""
 
 
 class Tool(ABC):

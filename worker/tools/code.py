@@ -68,7 +68,7 @@ class TextTool(JobTool):
             args=given.args,
             stdin=given.stdin.encode(),
             env=language.env | spec.env,
-            files=files_of(spec),
+            files=_beside(language, spec),
             check=None if spec.check is None else check.encode(),
             tools=tools,
             guarded=guarded,
@@ -89,7 +89,7 @@ class TextTool(JobTool):
             main=filled(language.main, spec),
             argv=("sh", "-c", PACK % filled(language.compile, spec)),
             env=language.env,
-            files=files_of(spec),
+            files=_beside(language, spec),
             limits=least.model_copy(update=roomy),
         )
 
@@ -205,6 +205,12 @@ class MultiCodeExecutor(TextTool):
         return self.failure(
             f"There is no {language.needs} in this sandbox, which {spec.runs} needs: name an image that has it"
         )
+
+
+def _beside(language: Language, spec: JobSpec) -> dict[str, bytes]:
+    """The files of a job; one in the place of the program is the program."""
+    main = filled(language.main, spec)
+    return {path: content for path, content in files_of(spec).items() if path != main}
 
 
 @lru_cache(maxsize=256)

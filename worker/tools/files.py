@@ -1,6 +1,8 @@
 """Files in a sandbox's working folder, and nowhere else."""
 
 import base64
+import codecs
+import re
 
 from pydantic import Field
 
@@ -9,6 +11,10 @@ from worker.tools.base import Place, Tool, ToolParameters
 from worker.tools.registry import register_tool
 
 OPERATIONS = ("create", "read", "write", "delete", "list", "exists")
+ENCODINGS = re.compile(
+    r"ascii|utf-(8|8-sig|16|32|16-[bl]e|32-[bl]e)|iso8859-\d+|cp\d+|gb.*|big5.*|shift_jis.*|euc_.*|koi8.*|mac.*"
+)
+"""Python has others, of which some take hours for a long text."""
 ISOLATED = "import posix, sys; sys.path[:] = [p for p in sys.path if p not in ('', '/tmp', posix.getcwd())]\n"
 """Before a script of ours: no module that somebody has put into the working folder takes the place of a real one."""
 INSIDE = '''
@@ -118,6 +124,8 @@ class FileOperation(Tool):
             return self.failure(f"Path is outside of {sandbox_context.config.working_dir}: {file_path}")
         binary = encoding == "base64"
         try:
+            if not binary and not ENCODINGS.fullmatch(codecs.lookup(encoding).name):
+                raise LookupError(f"{encoding} is not taken; utf-8, utf-16, latin-1 and their like are")
             data = base64.b64decode(content or "", validate=True) if binary else (content or "").encode(encoding)
         except (LookupError, ValueError) as error:
             return self.failure(f"encoding: {error}")

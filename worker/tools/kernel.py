@@ -58,6 +58,7 @@ class Kernel:
         stand_in(self.display)
         os.environ.setdefault("MPLBACKEND", "Agg")
         sys.meta_path.insert(0, self)
+        sys.path.insert(0, "")  # for cells, as in any interpreter; but no file there took the place of our own imports
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         signal.signal(signal.SIGINT, self.interrupt)
 
@@ -275,8 +276,6 @@ def batch(path: str) -> int:
         result, error = kernel.run(f"<cell {number}>", source)
         if result is not None:
             kernel.show(result, "Result: ")
-        if isinstance(error, SystemExit):
-            raise error  # it says how the notebook ends
         if error is not None:
             write(kernel.streams[2], described(error)["traceback"].encode())
             return 1

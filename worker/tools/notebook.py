@@ -10,14 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import ijson
 from pydantic import Field
 
 from schemas.errors import SandboxLost
 from schemas.job import Case, JobSpec
 from schemas.sandbox import LONGEST_SECONDS, ExecutionStatus, ToolResult
-from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Program, Running, Sandbox
+from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Program, Running
 from worker.tools.base import JobTool, Place, Seconds, ToolParameters, files_of
 from worker.tools.cell import Cell
+from worker.tools.files import ISOLATED
 from worker.tools.registry import register_tool
 
 START_SECONDS = 30.0
@@ -28,6 +30,8 @@ CELL_BYTES, IDLE_BYTES = 64 << 20, 4 << 20
 """What may come of one cell beside its output; and of threads that it has left behind, until the next."""
 DISPLAYS = 1000
 """Most that one cell can show."""
+SMALL, PARTS = 1 << 16, 4096
+"""Bytes of a message that is read at once; and what a larger one may consist of."""
 ENDED = "The interpreter had ended since the last cell: what earlier cells defined is lost."
 ENV = {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
 
@@ -37,7 +41,7 @@ def source() -> str:
     """The program that runs inside: two modules of ours as one text."""
     mime, kernel = (Path(__file__).with_name(name).read_text() for name in ("mime.py", "kernel.py"))
     apart = re.compile(r"^from (__future__|worker\.tools\.mime) import .*\n", re.MULTILINE)
-    return mime + apart.sub("", kernel)
+    return "from __future__ import annotations\n" + ISOLATED + apart.sub("", mime + kernel)
 
 
 class Kernel:
@@ -98,16 +102,13 @@ class Kernel:
         await self._end()
 
     async def _start(self, place: Place) -> None:
-        box = await place.get_execution_context()
-        if not isinstance(box, Sandbox):
-            raise SandboxLost("a sandbox of this type cannot keep an interpreter")
         self._line.clear()
         self._ready, self._room = False, IDLE_BYTES
         command = Command(
             argv=("python3", "-c", source()), env=ENV | place.config.env_vars, side=True, wall_seconds=LONGEST_SECONDS,
             output_bytes=1 << 50,
         )  # fmt: skip
-        self._running = box.spawn(command, self._hear)
+        self._running = await place.spawn(command, self._hear)
         self._running.over.add_done_callback(lambda _: self._changed.set())
         if not await self._within(START_SECONDS, lambda: self._ready):
             await self._end()
@@ -197,10 +198,7 @@ class Kernel:
             return
         lines, self._line = bytes(self._line) + data[:ends], bytearray(data[ends:])
         for line in lines.splitlines():
-            try:
-                message = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
+            message = _parsed(line)
             if isinstance(message, dict):
                 self._take(message)
 
@@ -211,16 +209,14 @@ class Kernel:
             self._changed.set()
         if cell is None or self._done or message.get("id") != self._number:
             return
-        display = message.get("display")
-        if isinstance(display, dict) and len(cell.displays) < DISPLAYS:
-            cell.displays.append({str(mime): data for mime, data in display.items() if isinstance(data, str)})
+        display = _texts(message.get("display"))
+        if display is not None and len(cell.displays) < DISPLAYS:
+            cell.displays.append(display)
         if not message.get("done"):
             return
         self._done = True
         self._changed.set()
-        value, trouble = message.get("result"), message.get("error")
-        cell.value = value if isinstance(value, dict) else None
-        cell.trouble = trouble if isinstance(trouble, dict) else None
+        cell.value, cell.trouble = _texts(message.get("result")), _texts(message.get("error"))
         if cell.trouble and cell.trouble.get("name") == "SystemExit" and cell.trouble.get("value") in ("", "0"):
             cell.trouble = None  # it wanted to end well
         if cell.status is ExecutionStatus.SUCCESS and cell.trouble is not None:
@@ -233,6 +229,33 @@ class Kernel:
             running.stop()
             with suppress(SandboxLost):
                 await asyncio.shield(running.over)
+
+
+def _parsed(line: bytes) -> Any:
+    """A message, if it is one. A large one has large texts in it, and not many of anything: a list of a million lists
+    would take thirty times its own size."""
+    try:
+        if len(line) <= SMALL:
+            return json.loads(line)
+        builder = ijson.ObjectBuilder()
+        for number, (event, value) in enumerate(ijson.basic_parse(line)):
+            if number > PARTS:
+                return None
+            builder.event(event, value)
+        return builder.value
+    except (ValueError, RecursionError, ijson.JSONError):
+        return None
+
+
+def _texts(given: Any) -> dict[str, str] | None:
+    """By name; whatever else a cell has put there is left out, and what no text can be made of is replaced."""
+    if not isinstance(given, dict):
+        return None
+    return {_text(name): _text(words) for name, words in given.items() if isinstance(words, str)}
+
+
+def _text(words: str) -> str:
+    return words if words.isascii() else words.encode("utf-8", "replace").decode()
 
 
 @register_tool("notebook_executor")
