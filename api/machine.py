@@ -18,7 +18,7 @@ def build(
 ) -> None:
     """Build a sandbox image and print its name."""
     from schemas.errors import SetupError
-    from worker.sandbox.images import ImageBuildFailed
+    from worker.sandbox.images import ImageBuildFailed, NoSuchRecipe
     from worker.sandbox.images import build as build_image
 
     def say(line: str) -> None:
@@ -27,6 +27,8 @@ def build(
     names = without.split(",") if without else []
     try:
         typer.echo(build_image(recipe, without=names, if_missing=if_missing, say=say))
+    except NoSuchRecipe as error:
+        raise typer.BadParameter(str(error)) from None
     except ImageBuildFailed as error:
         raise SetupError(str(error)) from None
 

@@ -86,8 +86,8 @@ async def _equipped(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: S
     """`SetupError` if the image lacks what the job's language needs: no program must pay for that. Asked once of an
     image, where no program is."""
     image, needed = _image(spec, settings), LANGUAGES[spec.runs].needs
-    if needed == "python3" and image == settings.image:
-        return
+    if needed == "bash" or (needed == "python3" and image == settings.image):
+        return  # where there is no bash, `sh` will do
     program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
 
     async def ask() -> Outcome:

@@ -2,12 +2,15 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import docker
 import pytest
 from docker.errors import ImageNotFound
+from docker.models.images import ImageCollection
 
 from api.cli import main
+from schemas import Settings
 from tests.conftest import missing
 from worker.sandbox import doctor, images
 
@@ -157,7 +160,17 @@ def python_alone(monkeypatch: pytest.MonkeyPatch) -> images.Image:
     made = images.Image("evalpool/python:3.11", "sha256:0123456789ab", 1 << 27, datetime.now(UTC), "3.11", {})
     monkeypatch.setattr(images, "installed", lambda: [made])
     monkeypatch.setattr(doctor, "installed", lambda: [made])
+    monkeypatch.setattr(ImageCollection, "get", _only(made.tag, ImageCollection.get))
     return made
+
+
+def _only(known: str, get: Any) -> Any:
+    def got(self: Any, name: str) -> Any:
+        if name != known:
+            raise ImageNotFound(name)
+        return get(self, name)
+
+    return got
 
 
 @pytest.mark.docker
@@ -166,7 +179,8 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
 ) -> None:
     findings = [(finding.name, finding.ok, finding.found) for finding in doctor.examine()]
     assert any(name == "sandbox image" and found.endswith("MB: python 3.11") for name, _, found in findings)
-    assert ("another image", True, "for languages besides Python and bash: evalpool images build code") in findings
+    lacking = "evalpool/code:12 is missing, for languages besides Python and bash: evalpool images build code"
+    assert any(name == "another image" and ok and found.startswith(lacking) for name, ok, found in findings)
     assert any(name == "tools" and "python_executor: python" in found for name, _, found in findings)
 
     code = images.Image("evalpool/code:12", "sha256:abcdef", 10**9, datetime.now(UTC), "3.11", {"c": "gcc 12.2.0"})
@@ -174,8 +188,13 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
     others = [finding.found for finding in doctor.examine() if finding.name == "another image"]
     assert others == [
         "evalpool/code:12 abcdef, 1000 MB: python 3.11, c (gcc 12.2.0)",
-        "for notebooks with plots: evalpool images build notebook",
+        "evalpool/notebook:3.11 is missing, for notebooks with plots: evalpool images build notebook, or set "
+        "EVALPOOL_NOTEBOOK_IMAGE",
     ]
+    assert all(finding.ok for finding in doctor.examine() if finding.name == "another image")
+    monkeypatch.setattr(doctor, "settings", lambda: Settings(code_image="evalpool/nope:1"))
+    wrong = [finding for finding in doctor.examine() if finding.name == "another image" and not finding.ok]
+    assert [finding.found.partition(",")[0] for finding in wrong] == ["evalpool/nope:1 is missing"]
 
 
 def test_the_list_shows_sizes_and_languages(python_alone: images.Image, capsys: pytest.CaptureFixture[str]) -> None:

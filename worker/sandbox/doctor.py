@@ -10,7 +10,7 @@ import docker
 from docker.errors import DockerException, ImageNotFound
 
 from schemas.job import LANGUAGES
-from schemas.settings import settings
+from schemas.settings import Settings, settings
 from worker.sandbox.images import installed
 
 
@@ -51,8 +51,13 @@ def _images(client: docker.DockerClient) -> Iterator[Finding]:
             size = f"{other.size_bytes / 1e6:.0f} MB"
             yield Finding("another image", True, f"{tag} {other.id[7:19]}, {size}: {other.languages}")
     for recipe, what in (("code", "languages besides Python and bash"), ("notebook", "notebooks with plots")):
-        if not any(tag.startswith(f"evalpool/{recipe}:") for tag in known):
-            yield Finding("another image", True, f"for {what}: evalpool images build {recipe}")
+        wanted, usual = (getattr(each, f"{recipe}_image") for each in (settings(), Settings.model_construct()))
+        if wanted not in known:
+            try:
+                client.images.get(wanted)
+            except ImageNotFound:  # nobody needs it who does not use it; but who names one expects it to be there
+                remedy = f"evalpool images build {recipe}, or set EVALPOOL_{recipe.upper()}_IMAGE"
+                yield Finding("another image", wanted == usual, f"{wanted} is missing, for {what}: {remedy}", remedy)
     tools = "; ".join(f"{tool}: {', '.join(languages)}" for tool, languages in LANGUAGES.items())
     yield Finding("tools", True, f"{tools}; and in the library, file_operation")
 

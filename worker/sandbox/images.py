@@ -62,6 +62,10 @@ class Image:
         return ", ".join(named) or "shell only"
 
 
+class NoSuchRecipe(ImageBuildFailed):
+    """What was asked for is not there to be built."""
+
+
 class _Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -79,7 +83,7 @@ class _Recipe(BaseModel):
         unknown = [name for name in names if name not in self.toolchains]
         if unknown:
             known = ", ".join(self.toolchains) or "none"
-            raise ImageBuildFailed(f"{self.tag} has no toolchain {', '.join(unknown)}. It has: {known}.")
+            raise NoSuchRecipe(f"{self.tag} has no toolchain {', '.join(unknown)}. It has: {known}.")
         kept = {name: packages for name, packages in self.toolchains.items() if name not in names}
         return self.model_copy(update={"toolchains": kept})
 
@@ -162,7 +166,7 @@ def build(recipe: str = "python", *, without: Collection[str] = (), if_missing: 
 def _read(name: str) -> _Recipe:
     folder = next((place / name for place in _PLACES if (place / name / "recipe.toml").is_file()), None)
     if folder is None:
-        raise ImageBuildFailed(f"There is no recipe {name!r}. There are: {', '.join(recipes()) or 'none'}.")
+        raise NoSuchRecipe(f"There is no recipe {name!r}. There are: {', '.join(recipes()) or 'none'}.")
     try:
         return _Recipe(folder=folder, **tomllib.loads((folder / "recipe.toml").read_text()))
     except (tomllib.TOMLDecodeError, ValidationError) as error:

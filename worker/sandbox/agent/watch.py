@@ -6,7 +6,7 @@ import signal
 import time
 
 from .interpreter import READY
-from .kernel import Counters, delay_seconds
+from .kernel import ASK_SECONDS, Counters, delay_seconds, end_of, has_ended
 from .program import BORN
 from .wire import GULP, Buffer
 
@@ -49,12 +49,10 @@ class Watch:
 
         What is sealed is fed only when the report says that the program has run.
         """
-        poll, pidfd, look = select.poll(), -1, SAMPLE_SECONDS
-        try:
-            pidfd = os.pidfd_open(pid)
+        poll, pidfd, look = select.poll(), end_of(pid), ASK_SECONDS
+        if pidfd >= 0:
             poll.register(pidfd, select.POLLIN)
-        except OSError:  # gVisor has none: ask often instead
-            look = 0.002
+            look = SAMPLE_SECONDS
         poll.register(self.control, 0)  # only its end matters: the worker is gone, and so are we
         for fd in streams:
             os.set_blocking(fd, False)
@@ -101,7 +99,7 @@ class Watch:
                     feeds, sealed = feeds | sealed, {}
                     for seal in feeds:
                         poll.register(seal, select.POLLOUT)
-            if pidfd < 0 and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if pidfd < 0 and has_ended(pid):
                 running = False
             if any(self.total[fd] > caps[fd] for fd in streams):
                 self.ended = "output"
