@@ -44,7 +44,10 @@ class Keeper:
 
     def run(self) -> Job | None:
         """In the command's own process, what is to be done there."""
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        except OSError:
+            raise RuntimeError("the container's kernel has no subreapers, which a session needs") from None
         heard, told = os.pipe()
         for end in (heard, told):
             os.set_blocking(end, False)
@@ -108,12 +111,8 @@ class Keeper:
 
     def _watch(self, pid: int, stdin: int, streams: dict[int, int], heard: int, started: float) -> None:
         """Until its first process is over, a limit is reached, or it is to be stopped."""
-        poll, pidfd, look = select.poll(), kernel.end_of(pid), LONG_SECONDS
-        if pidfd >= 0:
-            poll.register(pidfd, select.POLLIN)
-        else:
-            look = kernel.ASK_SECONDS
-        for fd in (heard, self.inbox, *streams):
+        poll, pidfd = select.poll(), os.pidfd_open(pid)
+        for fd in (pidfd, heard, self.inbox, *streams):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
         os.set_blocking(stdin, False)
@@ -123,9 +122,7 @@ class Keeper:
             if time.monotonic() >= deadline:
                 self.ended = "wall"
                 break
-            if pidfd < 0 and kernel.has_ended(pid):
-                return
-            for fd, _ in poll.poll(min(max(0.0, deadline - time.monotonic()), look) * 1000 + 1):
+            for fd, _ in poll.poll(min(max(0.0, deadline - time.monotonic()), LONG_SECONDS) * 1000 + 1):
                 if fd == pidfd:
                     os.close(pidfd)
                     return
@@ -146,8 +143,7 @@ class Keeper:
                     stdin = self._feed(poll, stdin, open_)
             if max(self.total.values()) > cap:
                 self.ended = "output"
-        if pidfd >= 0:
-            os.close(pidfd)
+        os.close(pidfd)
 
     def _feed(self, poll: "select.poll", stdin: int, more: bool) -> int:
         """As much input as the pipe takes; its descriptor, or -1 when there is no more, or nobody reads. What has been

@@ -8,7 +8,6 @@ import time
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
-ASK_SECONDS = 0.002
 DESCRIPTORS = 256
 """Descriptors that a process may have open."""
 
@@ -116,19 +115,6 @@ def delay_seconds() -> float:
         except (OSError, ValueError, IndexError):
             continue  # it has just ended, or this kernel does not count it
     return longest / 1e9
-
-
-def end_of(pid: int) -> int:
-    """Tells of a child's end; -1 where the kernel has no such thing, as gVisor's: then it must be asked, and often."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        return -1
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a child waits to be buried."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def descendants(pid: int) -> set[int]:

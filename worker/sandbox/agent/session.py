@@ -27,7 +27,7 @@ class Session:
         """Who holds the byte in this pipe may write a frame: keepers share one stream."""
         os.write(self.token, b".")
         self.keepers: dict[int, tuple[int, int, int]] = {}
-        """Command → its keeper, a descriptor that tells of its end, and the pipe to it; -1 for what is not there."""
+        """Command → its keeper, a descriptor that tells of its end, and the pipe to it."""
 
     def serve(self) -> Job | None:
         """Until it is closed. In a command's own process it returns too: with what is to be done there."""
@@ -35,11 +35,7 @@ class Session:
         seen: dict[int, int] = {}
         poll.register(self.requests, select.POLLIN)
         while True:
-            asked = [command for command, (_, pidfd, _) in self.keepers.items() if pidfd < 0]
-            for command in asked:
-                if kernel.has_ended(self.keepers[command][0]):
-                    self._bury(command)
-            for fd, _ in poll.poll(kernel.ASK_SECONDS * 1000 if asked else None):
+            for fd, _ in poll.poll():
                 if fd != self.requests:
                     self._bury(seen.pop(fd))
                     poll.unregister(fd)
@@ -60,9 +56,8 @@ class Session:
                     if job is not None:
                         return job
                     pidfd = self.keepers[command][1]
-                    if pidfd >= 0:
-                        seen[pidfd] = command
-                        poll.register(pidfd, select.POLLIN)
+                    seen[pidfd] = command
+                    poll.register(pidfd, select.POLLIN)
                 elif command in self.keepers:  # else it has ended meanwhile
                     self._tell(command, meta)
                 self.body.clear()
@@ -78,13 +73,16 @@ class Session:
             os.close(outbox)
             raise
         if not pid:
-            self._let_go()  # a pipe ends when nobody holds it any more
+            for _, pidfd, other in self.keepers.values():  # a pipe ends when nobody holds it any more
+                os.close(pidfd)
+                if other >= 0:
+                    os.close(other)
             os.close(outbox)
             os.close(self.requests)
             return Keeper(self, command, meta, inbox).run()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
         os.close(inbox)
-        self.keepers[command] = pid, kernel.end_of(pid), outbox
+        self.keepers[command] = pid, os.pidfd_open(pid), outbox
         return None
 
     def _tell(self, command: int, meta: dict[str, object]) -> None:
@@ -109,17 +107,13 @@ class Session:
         os.write(self.token, b".")
 
     def _bury(self, command: int) -> None:
-        _, status = os.waitpid(self.keepers[command][0], 0)
-        self._let_go(command)
+        pid, pidfd, outbox = self.keepers.pop(command)
+        _, status = os.waitpid(pid, 0)
+        os.close(pidfd)
+        if outbox >= 0:
+            os.close(outbox)
         if status:
             os._exit(1)  # a keeper that did not end its work: nothing here can be relied on any more
-
-    def _let_go(self, *commands: int) -> None:
-        """Of what is held of these keepers, or of all."""
-        for command in commands or [*self.keepers]:
-            for fd in self.keepers.pop(command)[1:]:
-                if fd >= 0:
-                    os.close(fd)
 
     def _close(self) -> None:
         """Nobody is left, and nothing is held."""
@@ -132,7 +126,10 @@ class Session:
                 os.wait4(-1, 0)
             except ChildProcessError:
                 continue
-        self._let_go()
+        for _, pidfd, outbox in self.keepers.values():
+            os.close(pidfd)
+            if outbox >= 0:
+                os.close(outbox)
         os.close(self.turn)
         os.close(self.token)
         self.body.clear()

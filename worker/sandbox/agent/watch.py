@@ -6,7 +6,7 @@ import signal
 import time
 
 from .interpreter import READY
-from .kernel import ASK_SECONDS, Counters, delay_seconds, end_of, has_ended
+from .kernel import Counters, delay_seconds
 from .program import BORN
 from .wire import GULP, Buffer
 
@@ -49,10 +49,12 @@ class Watch:
 
         What is sealed is fed only when the report says that the program has run.
         """
-        poll, pidfd, look = select.poll(), end_of(pid), ASK_SECONDS
-        if pidfd >= 0:
+        poll, pidfd, look = select.poll(), -1, SAMPLE_SECONDS
+        try:
+            pidfd = os.pidfd_open(pid)
             poll.register(pidfd, select.POLLIN)
-            look = SAMPLE_SECONDS
+        except OSError:  # gVisor has none: ask often instead
+            look = 0.002
         poll.register(self.control, 0)  # only its end matters: the worker is gone, and so are we
         for fd in streams:
             os.set_blocking(fd, False)
@@ -99,7 +101,7 @@ class Watch:
                     feeds, sealed = feeds | sealed, {}
                     for seal in feeds:
                         poll.register(seal, select.POLLOUT)
-            if pidfd < 0 and has_ended(pid):
+            if pidfd < 0 and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 running = False
             if any(self.total[fd] > caps[fd] for fd in streams):
                 self.ended = "output"
