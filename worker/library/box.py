@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from schemas.errors import SandboxLost
-from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
+from schemas.sandbox import LONGEST_SECONDS, CommandResult, SandboxConfig, SandboxInfo, SandboxStatus
+from worker.library import transfer
 from worker.library.output import Output
 from worker.library.sandbox import Heed, Sandbox
 from worker.sandbox.base import Command, Hear, Outcome, Running, Shape
 from worker.sandbox.base import Sandbox as Box
-from worker.tools.files import ISOLATED, confined
 
 AT_ONCE = 16
 """Commands of one sandbox at a time; more wait."""
@@ -23,40 +23,6 @@ KERNELS = 2
 """Interpreters that stay, beside them."""
 KEEPERS_MIB = 32
 """What those need of ours that watch all of them."""
-UNPACK = """
-import os, sys, tarfile
-os.makedirs(sys.argv[1], exist_ok=True)
-with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
-    for entry in archive:
-        if entry.name.startswith("/") or ".." in entry.name.split("/"):
-            sys.exit(entry.name + " leads out of the folder")
-        if entry.isfile() or entry.isdir() or entry.issym() or entry.islnk():
-            entry.mode |= 0o700 if entry.isdir() else 0o600
-            archive.extract(entry, sys.argv[1])
-"""
-
-PACK = """
-import os, sys, tarfile
-with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-    def plain(entry):
-        archive.inodes.clear()  # a file with two names is two files
-        return entry if entry.isfile() or entry.isdir() else None
-    for name in sorted(os.listdir(sys.argv[1])):
-        archive.add(os.path.join(sys.argv[1], name), name, filter=plain)
-"""
-WRITE = """
-import os, sys
-os.makedirs(os.path.dirname(sys.argv[1]) or ".", exist_ok=True)
-with open(sys.argv[1], "wb") as file:
-    while data := sys.stdin.buffer.read(1 << 20): file.write(data)
-"""
-READ = """
-import os, stat, sys
-fd = os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-if not stat.S_ISREG(os.fstat(fd).st_mode): sys.exit("it is not a regular file")
-with open(fd, "rb") as file:
-    while data := file.read(1 << 20): sys.stdout.buffer.write(data)
-"""
 
 
 class BoxSandbox(Sandbox):
@@ -272,39 +238,19 @@ class BoxSandbox(Sandbox):
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
         if not data:
             raise ValueError("data: Archive body must not be empty")
-        await self._script(UNPACK, self._inside("target_dir", target_dir), data)
+        await transfer.run(self, transfer.UNPACK, "target_dir", target_dir, data)
         return True
 
     async def put_file(self, file_path: str, content: str | bytes, encoding: str = "utf-8") -> bool:
         data = content.encode(encoding) if isinstance(content, str) else content
-        await self._script(WRITE, self._inside("file_path", file_path), data)
+        await transfer.run(self, transfer.WRITE, "file_path", file_path, data)
         return True
 
     async def get_archive(self, source_dir: str) -> bytes:
-        return await self._script(PACK, self._inside("source_dir", source_dir))
+        return await transfer.run(self, transfer.PACK, "source_dir", source_dir)
 
     async def get_file(self, file_path: str) -> bytes:
-        return await self._script(READ, self._inside("file_path", file_path))
-
-    async def _script(self, code: str, path: str, data: bytes = b"") -> bytes:
-        """A script of ours, inside; what it writes. `OSError` where it fails."""
-        command = Command(code=(ISOLATED + code).encode(), args=(path,), wall_seconds=self.config.timeout)
-        most = 2 * self.config.resource_limits.disk_mib << 20  # all that can be there, and what an archive adds
-        done = await self.execute(command, data, encoding="latin-1", output_bytes=most)
-        if done.status is not ExecutionStatus.SUCCESS:
-            words = done.stderr.strip().splitlines()
-            raise OSError(f"{path}: {words[-1] if words else done.status.value}")
-        return done.stdout.encode("latin-1")
-
-    def _inside(self, name: str, path: str) -> str:
-        """A path that is the sandbox's to write: in the working folder, or in `/tmp` where that stays."""
-        found = confined(path, self.config.working_dir)
-        if found is None and self.keeps_tmp and confined(path, "/tmp") is not None:
-            return path
-        if found is None:
-            allowed = f"{self.config.working_dir} and /tmp" if self.keeps_tmp else self.config.working_dir
-            raise ValueError(f"{name}: {path!r} is outside of {allowed}")
-        return found
+        return await transfer.run(self, transfer.READ, "file_path", file_path)
 
     def get_info(self) -> SandboxInfo:
         with suppress(SandboxLost):
