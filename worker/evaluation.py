@@ -91,7 +91,7 @@ async def _equipped(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: S
     program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
 
     async def ask() -> Outcome:
-        _, _, outcome = await _outcome(program, shape_of(spec, settings), pool, fresh=False)
+        _, _, outcome = await _outcome(program, _shape(image, program.limits, 0), pool, fresh=False)
         return outcome or Outcome.killed_for_memory(0)
 
     found = await artifacts.get(f"{image} {needed}", ask)
