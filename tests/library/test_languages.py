@@ -8,6 +8,7 @@ from docker.errors import ImageNotFound
 
 from api.sandbox import ExecutionStatus, Sandbox, SandboxFactory, SandboxType
 from tests.conftest import missing
+from worker.tools.languages import LANGUAGES
 
 
 @pytest.fixture
@@ -64,6 +65,12 @@ async def test_what_a_compiler_says_of_a_good_program_is_not_its_output(sandbox:
     late = {"language": "c", "code": '#include "/dev/zero"', "compile_timeout": 0.3}
     stopped = await sandbox.execute_tool("multi_code_executor", late)
     assert (stopped.status, stopped.metadata["phase"]) == (ExecutionStatus.TIMEOUT, "compile")
+
+
+async def test_the_header_of_all_headers_is_ready_for_the_compiler(sandbox: Sandbox) -> None:
+    await sandbox.put_file("main.cpp", "#include <bits/stdc++.h>\nint main() {}\n")
+    made = await sandbox.execute_command(f"{LANGUAGES['cpp'].compile} -H")
+    assert (made.exit_code, made.stderr.startswith("! /usr/include/")) == (0, True)
 
 
 async def test_an_image_without_the_compiler_is_named_as_that(engine_client: docker.DockerClient) -> None:
