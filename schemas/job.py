@@ -67,7 +67,7 @@ def _path(path: str) -> str:
         raise ValueError(f"{path!r} must be a relative path of a file, without '..'")
     if max(map(len, map(str.encode, parts))) > 255 or len(path.encode()) > 1024:
         raise ValueError(f"{path[:40]!r}… is longer than a file system takes")
-    return path
+    return "/".join(parts)
 
 
 def _content(content: str) -> str:

@@ -109,7 +109,7 @@ async def _compiled(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: S
     shape = _shape(image, program.limits, held)
 
     async def make() -> Outcome:
-        _, _, outcome = await _outcome(program, shape, pool, fresh=spec.isolation == "fresh")
+        _, _, outcome, _ = await _fairly(program, shape, pool, fresh=spec.isolation == "fresh", patience=True)
         return outcome or Outcome.killed_for_memory(0)
 
     parts = (image, program.main, program.argv, program.code, sorted(program.files.items()))
@@ -129,11 +129,7 @@ async def _run(
 ) -> tuple[Sandbox, float, CaseResult]:
     """One case in a sandbox that nothing else is in, and when it got there. With patience, a starved one again."""
     fresh = spec.isolation == "fresh"
-    sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
-    rerun = outcome is not None and patience and _starved(outcome, spec.limits.wall)
-    if rerun:  # the clock ran while others had its CPU: that says nothing about the program
-        patient = replace(program, patience=PATIENCE * spec.limits.wall)
-        sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=True)
+    sandbox, started, outcome, rerun = await _fairly(program, shape, pool, fresh=fresh, patience=patience)
     if outcome is None:
         detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
         return sandbox, started, CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
@@ -148,6 +144,18 @@ async def _run(
         if not accepted:
             run = run.model_copy(update={"verdict": Verdict.WRONG_ANSWER, "detail": f"its checker says no{words}"})
     return sandbox, started, run
+
+
+async def _fairly(
+    program: Program, shape: Shape, pool: Pool, *, fresh: bool, patience: bool
+) -> tuple[Sandbox, float, Outcome | None, bool]:
+    """What it did, and where and when; with patience, again alone if it was starved, which is told."""
+    sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
+    rerun = outcome is not None and patience and _starved(outcome, program.limits.wall)
+    if rerun:  # the clock ran while others had its CPU: that says nothing about the program
+        patient = replace(program, patience=PATIENCE * program.limits.wall)
+        sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=True)
+    return sandbox, started, outcome, rerun
 
 
 def _starved(outcome: Outcome, wall: float) -> bool:

@@ -239,11 +239,15 @@ async def test_what_a_sandbox_said_of_itself_is_asked_again_after_a_reset(make: 
 
 async def test_who_stops_it_gets_what_there_is(make: Make) -> None:
     sandbox = await make()
-    waiting = asyncio.create_task(sandbox.execute_command("echo begun; sleep 1000", timeout=2000))
-    await asyncio.sleep(1)
+    calls = [asyncio.create_task(sandbox.execute_command("echo begun; sleep 1000", timeout=2000)) for _ in range(40)]
+    cell = asyncio.create_task(sandbox.execute_tool("notebook_executor", {"code": "import time\ntime.sleep(1000)"}))
+    await asyncio.sleep(2)
     await sandbox.stop()
-    ended = await waiting
-    assert (ended.status, ended.stdout) == (ExecutionStatus.CANCELLED, "begun\n")
+    ended = await asyncio.gather(*calls)
+    assert {each.status for each in ended} == {ExecutionStatus.CANCELLED}
+    assert sum(each.stdout == "begun\n" for each in ended) == 16
+    assert sum(each.stderr == "It was stopped before it began." for each in ended) == 24
+    assert (await cell).status is ExecutionStatus.CANCELLED
 
 
 async def test_an_interrupt_before_the_start_hits_nobody(bubblewrap: None) -> None:

@@ -19,6 +19,7 @@ from worker.evaluation import evaluate
 from worker.pool import Pool
 from worker.sandbox.base import Outcome, Program, Shape
 from worker.sandbox.fake import FakeSandbox
+from worker.tools import code
 from worker.tools.languages import LANGUAGES, SCANNED, Language, classes
 
 
@@ -192,6 +193,16 @@ async def test_a_program_is_compiled_once_and_run_for_every_case(toy: str) -> No
     assert (len(result.cases), compilations(), len(Watched.programs)) == (20, 1, 22)  # one to look for the compiler
 
 
+async def test_a_compiler_that_was_starved_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "sleep 0.8; printf '#!/bin/sh\\necho made\\n' > main; chmod +x main"
+    monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), slow, compiler="sh"))
+    monkeypatch.setattr(code, "COMPILE", Limits(cpu_seconds=1, wall_seconds=0.5, output_bytes=1 << 20))
+    Watched.busy = [0.4]
+    (result,) = await run(compiled_job("lua", ""))
+    assert (result.verdict, result.stdout) == (Verdict.PASSED, "made\n")
+    assert [program.patience for program in Watched.programs if program.patience] == [2.0]
+
+
 async def test_an_image_without_the_compiler_is_not_the_programs_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), "true", compiler="no-such-compiler"))
     monkeypatch.setitem(LANGUAGES, "ruby", Language("main.x", ("no-such-interpreter", "main.x")))
@@ -246,14 +257,33 @@ async def test_what_was_compiled_is_forgotten_when_there_is_too_much_of_it() -> 
         ("import x;\nclass Only {}", "Only", "Only"),
         ("", "Main", "Main"),
         ("class Helper {}\npublic final class Real {}\n", "Real", "Real"),
-        ("package a.b; public class A { static void main() {} }", "A", "a.b.A"),
+        ("package a.b; public class A { static void main(String[] a) {} }", "A", "a.b.A"),
         ("import java.util.*; public class Sol { }", "Sol", "Sol"),
         ('@SuppressWarnings("class X {") public class Sol { }', "Sol", "Sol"),
-        ("/* public class Foo {} */ // class Bar\nclass Main { void main() {} }", "Main", "Main"),
+        (
+            "/* public class Foo {} */ // class Bar\nclass X {} class Main { static void main(String... a) {} }",
+            "Main",
+            "Main",
+        ),
         ('class T { String s = """\npublic class Foo { """; }', "T", "T"),
         ("public class Solution {} class Main { public static void main(String[] a) {} }", "Solution", "Main"),
-        ("class A { class B { static void main() {} } static void main() {} } class C {}", "A", "A"),
-        ("record Point(int x) {} enum E { A } interface I {} class Z { char c = '{'; void main() {} }", "Z", "Z"),
+        (
+            "class A { class B { static void main(String[] a) {} } static void main(final String[] a) {} } class C {}",
+            "A",
+            "A",
+        ),
+        (
+            "record P(int x) {} enum E { A } interface I {} class Z { char c = '{'; static void main(String[] a) {} }",
+            "Z",
+            "Z",
+        ),
+        (
+            "class Game { void main() { String s; } } class Main { public static void main(String[] a) {} }",
+            "Main",
+            "Main",
+        ),
+        ("class A { static void main(int x) {} } class B { static void main(String[] a) {} }", "B", "B"),
+        ('class A { static void main(String[] a) {} } public @Kept({"x", "y"}) class B { }', "B", "A"),
         ("class " + "A" * 300 + " {}", "Main", "Main"),
     ],
 )

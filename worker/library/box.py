@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from schemas.errors import SandboxLost
-from schemas.sandbox import LONGEST_SECONDS, CommandResult, SandboxConfig, SandboxInfo, SandboxStatus
+from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, SandboxInfo, SandboxStatus
 from worker.library import transfer
 from worker.library.output import Output
 from worker.library.sandbox import Heed, Sandbox
@@ -17,7 +17,7 @@ from worker.sandbox.base import Sandbox as Box
 
 AT_ONCE = 16
 """Commands of one sandbox at a time; more wait."""
-STOP_SECONDS = 2.0
+STOP_SECONDS, STOPPED = 2.0, 137
 SHELL = re.compile(r"/[a-z/]*/(ba)?sh")
 KERNELS = 2
 """Interpreters that stay, beside them."""
@@ -194,13 +194,18 @@ class BoxSandbox(Sandbox):
         output = Output(self.id, stream)
         if asyncio.get_running_loop() is not self._loop and self.status.active:
             raise RuntimeError(f"sandbox {self.id} was started in another event loop, and works in that alone")
-        await self._turns.acquire()
+        turns = self._turns
+        await turns.acquire()
         try:
+            if turns is not self._turns:
+                turns.release()  # for the next one, to be told the same
+                words, argv = "It was stopped before it began.", list(command.argv)
+                return CommandResult(command=argv, status=ExecutionStatus.CANCELLED, exit_code=STOPPED, stderr=words)
             running = await self.spawn(command, output.hear)
         except BaseException:
-            self._turns.release()
+            turns.release()
             raise
-        running.over.add_done_callback(lambda _: self._turns.release())  # not before: it may outlive its caller
+        running.over.add_done_callback(lambda _: turns.release())  # not before: it may outlive its caller
         output.stop = running.stop
         try:
             running.feed(given, last=True)
@@ -229,7 +234,8 @@ class BoxSandbox(Sandbox):
         return running
 
     async def end_commands(self) -> None:
-        """Whatever still runs."""
+        """Whatever still runs, or waits for its turn."""
+        self._turns = asyncio.Semaphore(AT_ONCE)
         for running in self._running:
             running.stop()
         if self._running:

@@ -18,17 +18,31 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             sys.exit(entry.name + " leads out of the folder")
         if entry.isfile() or entry.isdir() or entry.issym() or entry.islnk():
             entry.mode |= 0o700 if entry.isdir() else 0o600
+            if entry.islnk():  # the other name may be there from an earlier time
+                try: os.unlink(os.path.join(sys.argv[1], entry.name))
+                except FileNotFoundError: pass
             archive.extract(entry, sys.argv[1])
 """
 
 PACK = """
 import os, sys, tarfile
 with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT) as archive:
-    def plain(entry):
+    todo = [""]
+    while todo:
+        name = todo.pop()
+        path = os.path.join(sys.argv[1], name)
+        entry = archive.gettarinfo(path, name)
         archive.inodes.clear()  # a file with two names is two files
-        return entry if entry.isfile() or entry.isdir() else None
-    for name in sorted(os.listdir(sys.argv[1])):
-        archive.add(os.path.join(sys.argv[1], name), name, filter=plain)
+        if entry is None or not (entry.isreg() or entry.isdir()):
+            continue
+        if not os.access(path, os.R_OK | os.X_OK * entry.isdir()):
+            os.chmod(path, 0o700)  # it is ours, whatever it says
+        if entry.isdir():
+            todo += [os.path.join(name, each) for each in sorted(os.listdir(path), reverse=True)]
+        if entry.isdir() and name:
+            archive.addfile(entry)
+        elif entry.isreg():
+            with open(path, "rb") as file: archive.addfile(entry, file)
 """
 WRITE = """
 import os, sys

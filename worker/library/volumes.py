@@ -34,7 +34,7 @@ async def copy_out(sandbox: "BoxSandbox", volumes: Volumes) -> None:
             continue
         inside = confined(mount["bind"], sandbox.config.working_dir) or "."
         data = await sandbox.get_archive(inside)
-        most = sandbox.config.resource_limits.disk_mib << 20
+        most = 2 * sandbox.config.resource_limits.disk_mib << 20  # a file with two names comes twice
         await asyncio.to_thread(_unpack, data, Path(path), most)
 
 
@@ -47,6 +47,7 @@ def _unpack(data: bytes, target: Path, most: int) -> None:
     """Into a folder of the host, from an archive that may say anything: plain files and folders, never through a link,
     and no more than the sandbox can have held."""
     _plain(data)
+    left: list[str] = []
     top = os.open(target.expanduser(), os.O_RDONLY | os.O_DIRECTORY)
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
@@ -58,12 +59,17 @@ def _unpack(data: bytes, target: Path, most: int) -> None:
                 most -= entry.size
                 if most < 0:
                     raise ValueError("more than the sandbox can hold")
-                if entry.isdir():
-                    os.close(_folder(top, parts))
-                elif content := archive.extractfile(entry):
-                    _write(top, parts, content, entry.mode)
+                try:
+                    if entry.isdir():
+                        os.close(_folder(top, parts))
+                    elif content := archive.extractfile(entry):
+                        _write(top, parts, content, entry.mode)
+                except OSError as error:  # what is in the way stays; the others are copied all the same
+                    left.append(f"{entry.name[:100]!r} ({error.strerror})")
     finally:
         os.close(top)
+    if left:
+        raise OSError(f"{len(left)} of its entries, the first {left[0]}")
 
 
 def _plain(data: bytes) -> None:

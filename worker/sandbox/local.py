@@ -234,7 +234,7 @@ class LocalSandbox(Sandbox):
             return argv
         binds = [word for path in BIND for word in ("--ro-bind-try", path, path)]
         drop: tuple[str, ...] = ("--unshare-user",)
-        become: tuple[str, ...] = ()
+        become: tuple[str, ...] = ("prlimit", f"--nproc={self.shape.processes}")  # in a namespace that has no others
         small = ("--perms", "1777", "--size", str(self.shape.disk_mib << 20), "--tmpfs")
         if self._uid is not None:  # we are root: the command must not be
             drop = ("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")

@@ -98,10 +98,13 @@ class Local(Running):
                 pass_fds=passed, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )  # fmt: skip
-        except OSError as error:  # there is no such program: as a shell would say it
-            self._hear(STDERR, f"{error.filename or argv[0]}: {error.strerror}\n".encode())
+        except (OSError, ValueError) as error:
             if side >= 0:
                 os.close(side)
+            if not isinstance(error, OSError):
+                raise
+            # there is no such program: as a shell would say it
+            self._hear(STDERR, f"{error.filename or argv[0]}: {error.strerror}\n".encode())
             return self._outcome(127, started, Usage(0, 0, 0))
         finally:
             for fd in passed:

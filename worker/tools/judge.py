@@ -17,8 +17,6 @@ from worker.sandbox.base import Outcome
 from worker.tools.comparators import agrees
 from worker.tools.languages import COMPILE, LANGUAGES
 
-TAIL = 1000
-"""Bytes of an output in which a test runner's last words are looked for."""
 SIGNS = (
     re.compile(r"^(Exception in thread \"[^\"]*\" |Unhandled Exception:|\*\* \()?[\w.$]*(Error|Exception)\b"),
     re.compile(r"\b(error|panicked|panic|fatal)\b|\(\w*(Error|Exception)\)", re.IGNORECASE),
@@ -44,7 +42,7 @@ def judge(outcome: Outcome, spec: JobSpec, case: Case | None) -> tuple[Verdict, 
     if outcome.exit_code != 0:
         said = _last_line(outcome.stderr) if spec.runs == "python" else _telling_line(outcome.stderr)
         return Verdict.RUNTIME_ERROR, f"exit code {outcome.exit_code}" + (f": {said}" if said else "")
-    if LANGUAGES[spec.runs].last_words not in outcome.stdout[-TAIL:]:
+    if LANGUAGES[spec.runs].last_words not in outcome.stdout:
         return Verdict.EARLY_EXIT, "ended with exit code 0 before its tests had come to their end"
     if case is not None and case.comparator == "checker":  # whose word is still to come
         return Verdict.PASSED, "passed"

@@ -132,7 +132,7 @@ SCANNED = 1 << 20
 """Characters of a program in which its classes are looked for."""
 _TOKEN = re.compile(
     r'"""(?:\\.|[^\\])*?(?:"""|\Z)|"(?:\\.|[^"\\\n])*"?' r"|'(?:\\.|[^'\\\n])*'?"
-    r"|//[^\n]*|/\*.*?(?:\*/|\Z)|([{};]|[\w.$]+)",
+    r"|//[^\r\n]*|/\*.*?(?:\*/|\Z)|([{};()]|[\w.$]+)",
     re.DOTALL,
 )  # fmt: skip
 """Texts and comments; and, as a group, words and what divides them. Whatever a program says, one look is enough."""
@@ -143,23 +143,33 @@ LONGEST_NAME = 200
 def classes(code: str) -> tuple[str, str]:
     """The class that a Java file must be called after: the public one, if there is one. And the one that is started,
     with its package: the one with a `main` method, the public one first."""
-    depth, public, before, package = 0, False, "", ""
+    depth, parens, before, package, latest, main = 0, 0, "", "", "", ""
     opens: list[str] = []
     mains: list[str] = []
     others: list[str] = []
-    latest = ""
+    said: set[str] = set()
+    """Modifiers of what is being declared."""
     for word in filter(None, (found[1] for found in _TOKEN.finditer(code))):
-        if word in "{};":
+        if word in "()":
+            parens = max(0, parens + {"(": 1, ")": -1}[word]) if depth == 0 else 0
+        elif parens > 0:
+            continue  # of an annotation, or the head of a record
+        elif word in "{};":
             depth = max(0, depth + {"{": 1, "}": -1, ";": 0}[word])
-            public = False
+            said.clear()
+            main = ""
         elif depth == 0 and before == "package":
             package = f"{word}."
         elif depth == 0 and before in ("class", "enum", "record", "interface"):
             latest = word if len(word) < LONGEST_NAME else "Main"
-            (opens if public else others).append(latest)
-        elif depth == 1 and (before, word) == ("void", "main") and latest:
-            mains.append(latest)
-        public = public or word == "public"
+            (opens if "public" in said else others).append(latest)
+        elif depth == 1 and (before, word) == ("void", "main") and "static" in said:
+            main = latest
+        elif main and word != "final":  # whose parameters decide: only one with texts is started
+            mains += [main] if word.rstrip(".") in ("String", "java.lang.String") else []
+            main = ""
+        elif word in ("public", "static"):
+            said.add(word)
         before = word
     able = set(mains)
     started = next((name for name in opens if name in able), None) or [*mains, *opens, *others, "Main"][0]

@@ -159,8 +159,9 @@ class Kernel:
         if cell.status is ExecutionStatus.ERROR and cell.note in ("", ENDED):
             cell.note = "The interpreter died, and with it all variables."
             over = self._running.over if self._running else None
-            if over is not None and over.done() and over.exception():
-                cell.note = "The sandbox has ended, and with it all variables."
+            if over is not None and over.done() and (over.exception() or over.result().ended == "stopped"):
+                cell.status = ExecutionStatus.CANCELLED
+                cell.note = "The sandbox has ended or was reset, and with it all variables."
             elif over is not None and over.done() and over.result().oom_kills:
                 cell.note = "The interpreter was killed for memory, and with it all variables are lost."
 
@@ -212,6 +213,7 @@ class Kernel:
         display = _texts(message.get("display"))
         if display is not None and len(cell.displays) < DISPLAYS:
             cell.displays.append(display)
+        cell.truncated = cell.truncated or (display is not None and len(cell.displays) == DISPLAYS)
         if not message.get("done"):
             return
         self._done = True
