@@ -46,6 +46,8 @@ EXPLAINED = {
     "trampgeek/jobe::Memory limit exceeded in C (seg faults)": "memory is what a program uses, not what it reserves",
     "trampgeek/jobe::Infinite recursion (stack error) on C": "with -O2 gcc makes an endless loop of it",
     "trampgeek/jobe::A C program with ASCII non-UTF-8-compatible output": "Jobe shows such bytes as text, like \\xc0",
+    "bigcode-project/bigcode-evaluation-harness::fork_bomb.py": "whether the tracebacks of all its children are more "
+    "than its 1,024 bytes of output is chance",
     "engineer-man/piston::file_persistance.py": "/run/lock is read-only, so nothing persists there",
     "bytedance/SandboxFusion::test_python_syntax_error": "a syntax error is compile_error here",
     "bytedance/SandboxFusion::test_python_fetch_files": "/mnt does not exist",
