@@ -148,7 +148,7 @@ class Sandbox(ABC):
 
     async def execute(self, command: Command, stdin: str | bytes = b"") -> CommandResult:
         """A command in full detail."""
-        raise NotImplementedError(f"{type(self).__name__} cannot do this")
+        raise NotImplementedError(f"{type(self).__name__} cannot execute a command with files and a folder of its own")
 
     async def spawn(self, command: Command, hear: Hear) -> Running:
         """Start a command that stays."""

@@ -118,6 +118,8 @@ class Tool(ABC):
             result = self.failure(f"Invalid input: {first_problem(error, self.Parameters)}")
         except SandboxLost as error:
             result = self.failure(f"The sandbox was lost: {error}")
+        except NotImplementedError as error:  # of a sandbox of another type, which says so
+            result = self.failure(str(error))
         except Exception as error:  # of a tool, which may be anybody's: a model can only act on what it is told
             log.warning("the tool %s failed", self.name, exc_info=True, extra={"action": "tool_failed"})
             result = self.failure(f"{type(error).__name__}: {error}")
