@@ -78,7 +78,6 @@ def run(
     from api import formats, runs
     from api.display import Display
     from api.embedded import embedded
-    from api.jobs import republish
     from schemas.settings import settings
 
     ks = _ks(k)
@@ -87,9 +86,7 @@ def run(
     with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib), extract_code) as data:
         plan = runs.Run(data, runs.load(data), repeat, dedup, cache, force)
         with embedded(settings(), slots) as servers:
-            if servers.private:
-                republish()  # what an interrupted run has left
-            elif slots is not None:
+            if slots is not None and not servers.private:
                 runs.notes.print("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
             if calibrate:
                 plan = plan.calibrated(servers)
@@ -179,7 +176,7 @@ def worker(context: typer.Context) -> None:
 @app.command()
 def version() -> None:
     """Print the version."""
-    from api.version import version as installed
+    from schemas.version import version as installed
 
     typer.echo(installed())
 

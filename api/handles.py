@@ -26,7 +26,7 @@ STEP = 0.25
 QUIET = 1.0
 """Seconds without the bell after which the rows are looked at."""
 PART = 500
-"""Results that are in memory at once while a batch is streamed."""
+"""Results that are in memory at once while a batch is streamed, or fewer where they are large."""
 
 _threads = ThreadPoolExecutor(64, "evalpool-wait")
 """Where coroutines wait: asyncio's own few threads would be taken up by a handful of them."""
@@ -66,7 +66,7 @@ class Job:
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
         for rung in _rings(self.batch_id, timeout):
-            found = store().results([self.id]) if rung is None or self.id in rung else []
+            found = next(store().results([self.id]), []) if rung is None or self.id in rung else []
             yield found
             if found:
                 return
@@ -131,15 +131,19 @@ class BatchHandle:
         total = store().batch(self.id).total
         seen: set[str] = set()
         for rung in _rings(self.id, timeout):
-            fresh = sorted((store().done(self.id) if rung is None else set(rung)) - seen)
+            fresh = sorted((self._done(len(seen)) if rung is None else set(rung)) - seen)
             for start in range(0, len(fresh), PART):
-                found = store().results(fresh[start : start + PART])
-                seen.update(result.job_id for result in found)
-                yield found
+                for found in store().results(fresh[start : start + PART]):
+                    seen.update(result.job_id for result in found)
+                    yield found
             if len(seen) == total:
                 return
             if not fresh:
                 yield []
+
+    def _done(self, seen: int) -> set[str]:
+        """The ids of jobs that have a result, if there are more of them than were seen: counting is cheap."""
+        return store().done(self.id) if store().progress(self.id).done > seen else set()
 
 
 def _rings(batch_id: str, timeout: float | None) -> Generator[list[str] | None, None, None]:

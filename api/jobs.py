@@ -1,28 +1,29 @@
-"""Submission: everything is validated, then the rows are committed, then Redis is told. And the way back from an id."""
+"""Submission: everything is validated, then the rows are committed, then the workers are woken. And the way back from
+an id."""
 
 import secrets
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from api.connections import store
+from api.connections import bell, fleet, store
 from api.handles import BatchHandle, Job
-from api.version import version
-from schemas import twins
-from schemas.errors import InvalidJob, QueueUnavailable
+from schemas import images, twins
+from schemas.errors import IdempotencyConflict, InvalidJob, QueueUnavailable
 from schemas.job import JobSpec
 from schemas.rows import job_id
 from schemas.settings import settings
-from worker.celery import UNREACHABLE, chunk_size, publish
+from schemas.verdict import Priority
+from schemas.version import version
+from worker.celery import UNREACHABLE, wake
 
-AT_ONCE = 20_000
-"""Jobs that are announced again at once; the workers' reconciler does the rest."""
 PART = 5000
 """Jobs of a stream that are in memory, and in one transaction, at once."""
 SEEN = 200_000
 """Jobs of a stream among which identical ones are found: samples of one problem are rarely further apart."""
+NAME = 1000
+"""Characters of a batch's name, or of an idempotency key."""
 
 
 def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any) -> Job:
@@ -68,25 +69,32 @@ def submit_stream(
 
     `dedup` lets identical jobs share a result; `cache`, with those of earlier batches too.
     """
+    _name("name", name)
+    _name("idempotency_key", idempotency_key)
     batch_id, there, turn = store().open_batch(_new_id(), total, name, idempotency_key, about or {})
-    if there:
-        _announce_batch(batch_id, store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=batch_id))
     seen: dict[str, str] = {}
-    made = made_by()
-    rest, start = islice(specs, there, None), there
+    rest, start = iter(specs), 0
+    if there:
+        if store().batch(batch_id).total != total:
+            raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {store().batch(batch_id).total} of them")
+        while start < there:
+            part = list(islice(rest, min(PART, there - start)))
+            _compare(batch_id, str(idempotency_key), start, part)
+            start += len(part)
+        _wake(batch_id, "what was stored before")
     while part := list(islice(rest, PART)):
+        places = _images(part)
         digests, leaders = None, {}
         if dedup:
-            digests = [spec.digest(made) for spec in part]
+            digests = _digests(part, places)
             if len(seen) > SEEN:
                 seen.clear()
             if cache:
                 seen |= store().known([digest for digest in set(digests) if digest not in seen])
             leaders = twins.leaders(batch_id, start, digests, seen)
-        store().add_jobs(batch_id, start, part, turn - there, digests, leaders)
-        places = [(start + place, spec) for place, spec in enumerate(part) if start + place not in leaders]
-        _announce_batch(batch_id, [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in places])
+        store().add_jobs(batch_id, start, part, turn, digests, leaders, places, first=there)
         start += len(part)
+        _wake(batch_id, f"{len(part)} jobs of batch {batch_id}", part[0].priority)
     return BatchHandle(batch_id)
 
 
@@ -102,13 +110,6 @@ def get_batch(batch_id: str) -> BatchHandle:
     return BatchHandle(batch_id)
 
 
-def republish() -> None:
-    """Tell a Redis that has just been started of the jobs that wait, before a reconciler has to notice."""
-    waiting = store().unannounced(grace=0, stale=0, limit=AT_ONCE)
-    if waiting:
-        _announce(waiting)
-
-
 def _spec(job: object) -> JobSpec:
     if isinstance(job, JobSpec):
         return job
@@ -118,38 +119,72 @@ def _spec(job: object) -> JobSpec:
 
 
 def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool = False) -> str:
-    batch_id = _new_id()
-    made = made_by()
-    digests = [spec.digest(made) for spec in specs] if dedup else None
-    stored = store().add_batch(batch_id, specs, name, key, digests)
-    if stored == batch_id and not dedup:
-        jobs = [(job_id(batch_id, seq), str(spec.priority)) for seq, spec in enumerate(specs)]
-    else:  # all but twins; or what the first submitter, who may have died half way, did not announce
-        jobs = store().unannounced(grace=-1, stale=None, limit=sys.maxsize, batch_id=stored)
-    _announce_batch(stored, jobs)
+    _name("name", name)
+    _name("idempotency_key", key)
+    batch_id, places = _new_id(), _images(specs)
+    digests = _digests(specs, places) if dedup else None
+    stored = store().add_batch(batch_id, specs, name, key, digests, places)
+    if stored != batch_id:
+        if store().batch(stored).total != len(specs):
+            raise IdempotencyConflict(str(key), stored, f"it has {store().batch(stored).total} of them")
+        for start in range(0, len(specs), PART):
+            _compare(stored, str(key), start, specs[start : start + PART])
+    _wake(stored, f"{len(specs)} jobs of batch {stored}", specs[0].priority)
     return stored
 
 
 def made_by() -> str:
-    """What decides results besides the jobs themselves: images that jobs need not name, and our own version."""
-    return f"{settings().image} {settings().code_image} {version()}"
+    """What decides results besides the jobs themselves: the images of jobs that name none, how programs are run, and
+    our own version."""
+    now, workers = settings(), fleet()
+    chosen = workers.settings(now)
+    pinned = [workers.pin(name) for name in (chosen.image, chosen.code_image, chosen.notebook_image)]
+    return " ".join([*pinned, workers.profile(now), version()])
+
+
+def _images(specs: Sequence[JobSpec]) -> list[str]:
+    """The image of each job, with the digest that it has on the workers now: whoever runs the job, and whenever, takes
+    the same one."""
+    workers = fleet()
+    chosen = workers.settings(settings())
+    pinned: dict[str, str] = {}
+    names = [images.wanted(spec, chosen) for spec in specs]
+    for name in set(names):
+        pinned[name] = workers.pin(name)
+    return [pinned[name] for name in names]
+
+
+def _digests(specs: Sequence[JobSpec], places: Sequence[str]) -> list[str]:
+    made = f"{fleet().profile(settings())} {version()}"
+    return [spec.digest(f"{place} {made}") for spec, place in zip(specs, places, strict=True)]
+
+
+def _compare(batch_id: str, key: str, start: int, specs: Sequence[JobSpec]) -> None:
+    """Raise `IdempotencyConflict` unless these are the jobs of the batch from its `start`-th on."""
+    stored = store().stored(batch_id, start, len(specs))
+    for index, (spec, text) in enumerate(zip(specs, stored, strict=False), start):
+        if spec.model_dump_json(exclude_defaults=True) != text and spec != JobSpec.model_validate_json(text):
+            raise IdempotencyConflict(key, batch_id, f"job {index} differs")
+
+
+def _name(field: str, value: str | None) -> None:
+    """Refuse what no database takes."""
+    if value is None:
+        return
+    if "\0" in value or len(value) > NAME:
+        raise InvalidJob(f"{field}: at most {NAME} characters, and no NUL among them")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidJob(f"{field}: it contains half of a surrogate pair, which is not text") from None
 
 
 def _new_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"  # sorts by time
 
 
-def _announce_batch(batch_id: str, jobs: Sequence[tuple[str, str]]) -> None:
+def _wake(batch_id: str, what: str, priority: Priority = Priority.NORMAL) -> None:
     try:
-        _announce(jobs)
+        wake(bell().client, what, priority)
     except UNREACHABLE as error:
         raise QueueUnavailable(batch_id, str(error)) from error
-
-
-def _announce(jobs: Sequence[tuple[str, str]]) -> None:
-    if not jobs:
-        return
-    now = settings()
-    jobs = sorted(jobs, key=lambda job: job[1])  # one priority to a message: mixed ones would make many small messages
-    publish(jobs, chunk_size(len(jobs), now.slots, now.chunk))
-    store().mark_published([job_id for job_id, _ in jobs])

@@ -18,13 +18,13 @@ from api.formats import Dataset
 from api.handles import BatchHandle
 from api.jobs import made_by, submit_stream
 from api.page import page
-from api.version import version
 from schemas.errors import SetupError
 from schemas.job import JobSpec
 from schemas.limits import Limits
 from schemas.report import Report
 from schemas.result import Result
 from schemas.settings import settings
+from schemas.version import version
 
 ROOM = 10.0
 """Times the CPU time of its reference solution that a calibrated limit gives a sample."""

@@ -36,11 +36,11 @@ def costs(jobs: int) -> dict[str, float]:
             found[name] = round((time.process_time() - start) / jobs * 1e6, 1)
             return given
 
-        ids = [f"steps-{number:06}" for number in range(jobs)]
+        client = celery.redis_client(settings().queue_url)
         step("submit", lambda: store.add_batch("steps", specs, None, None))
-        step("publish", lambda: celery.publish([(job_id, "normal") for job_id in ids], CHUNK))
+        step("wake", lambda: celery.wake(client, "steps"))
         step("ack", _acknowledge)
-        leases: list[Lease] = step("lease", lambda: _in_parts(lambda: store.lease(CHUNK, "bench", 600)))
+        leases: list[Lease] = step("lease", lambda: _in_parts(lambda: store.claim(CHUNK, "bench", 600).leases))
         some_leases = leases[:200]
         results, found["run"], found["reset"] = asyncio.run(_run(some_leases))
         everything = [_of(lease, results[number % len(results)]) for number, lease in enumerate(leases)]
@@ -67,7 +67,7 @@ def _acknowledge() -> None:
 async def _run(leases: list[Lease]) -> tuple[list[Result], float, float]:
     """The worker's own part of running and of resetting."""
     engine = Engine(settings().docker_timeout)
-    box = DockerSandbox(shape_of(leases[0].spec, settings()), engine, settings=settings())
+    box = DockerSandbox(shape_of(leases[0].spec, settings().image), engine, settings=settings())
     await box.start()
     results, run, reset = [], 0.0, 0.0
 

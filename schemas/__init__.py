@@ -4,6 +4,7 @@ from schemas.batch import Batch, Progress
 from schemas.errors import (
     BatchNotFound,
     EvalpoolError,
+    IdempotencyConflict,
     InvalidJob,
     JobNotFound,
     QueueUnavailable,
@@ -24,6 +25,7 @@ __all__ = [
     "Case",
     "CaseResult",
     "EvalpoolError",
+    "IdempotencyConflict",
     "InvalidJob",
     "JobNotFound",
     "JobSpec",

@@ -1,5 +1,6 @@
 """The engine, its clock, and the schema's version."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
@@ -20,10 +21,15 @@ from schemas.errors import SchemaMismatch, SetupError
 MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x65766C70
 """Advisory lock of PostgreSQL under which one process at a time migrates."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
-    """The database's own clock, in seconds: the one clock that all workers share."""
+    """The database's own clock, in seconds since 1970: the one clock that all workers share.
+
+    SQLite has none of its own, only the wall clock of each process, and leases must not run out because somebody sets
+    that. Its clock is the seconds since boot, which never jump, plus what the table `clocks` says.
+    """
 
     type = Float()
     inherit_cache = True
@@ -31,7 +37,7 @@ class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function i
 
 @compiles(clock, "sqlite")
 def _sqlite_clock(_element: Any, _compiler: Any, **_: Any) -> str:
-    return "((julianday('now') - 2440587.5) * 86400.0)"
+    return "(since_boot() + (SELECT start FROM clocks))"
 
 
 @compiles(clock, "postgresql")
@@ -42,10 +48,15 @@ def _postgresql_clock(_element: Any, _compiler: Any, **_: Any) -> str:
 class Database:
     """A connection pool to one database whose schema is known to be ours."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, upgrade: bool = False) -> None:
+        """Open it. An empty database gets our tables; one of an older version is refused, since workers of that version
+        may be using it, unless `upgrade` is set."""
         self.url = make_url(url)
         self.engine = _sqlite(url) if self.url.get_backend_name() == "sqlite" else _postgresql(url)
-        self._migrate()
+        self.upgraded_from = self._migrate(upgrade)
+        """The schema it had before; `None` if that was ours."""
+        if self.engine.dialect.name == "sqlite":
+            self._set_clock()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -63,23 +74,30 @@ class Database:
         """Close every connection."""
         self.engine.dispose()
 
-    def _migrate(self) -> None:
-        """Make the schema ours if it is empty or older; refuse one we do not know."""
+    def _migrate(self, upgrade: bool) -> str | None:
+        """Give an empty database our schema, or an older one if that is wanted; refuse one we do not know."""
         script = ScriptDirectory(str(MIGRATIONS))
         head = script.get_current_head()
+        name = self.url.render_as_string()
         try:
             with self.read() as connection:
                 found = _revision(connection)
         except Exception as error:
             self.close()
-            raise SetupError(f"the database {self.url.render_as_string()} does not answer: {error}") from error
+            raise SetupError(f"the database {name} does not answer: {error}") from error
         if found == head:
-            return
+            return None
         if found is not None and found not in {revision.revision for revision in script.walk_revisions()}:
             self.close()
             raise SchemaMismatch(
-                f"the database {self.url.render_as_string()} has schema {found}, which this version of evalpool "
-                f"(schema {head}) does not know: upgrade evalpool, or name another EVALPOOL_DATABASE_URL"
+                f"the database {name} has schema {found}, which this version of evalpool (schema {head}) does not "
+                "know: upgrade evalpool, or name another EVALPOOL_DATABASE_URL"
+            )
+        if found is not None and not upgrade:
+            self.close()
+            raise SchemaMismatch(
+                f"the database {name} has schema {found}, and this version of evalpool needs {head}: stop the "
+                "workers of the older version, then run `evalpool db upgrade`"
             )
         with self.write() as connection:
             if connection.dialect.name == "postgresql":
@@ -88,6 +106,23 @@ class Database:
             config.set_main_option("script_location", str(MIGRATIONS))
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+        return found or "none"
+
+    def _set_clock(self) -> None:
+        """Agree on the time, once for each boot of the machine; later processes take what the first one has set."""
+        boot_id = _boot_id()
+        with self.read() as connection:
+            known = connection.execute(text("SELECT 1 FROM clocks WHERE boot_id = :boot_id"), {"boot_id": boot_id})
+            if known.first():
+                return
+        with self.write() as connection:
+            connection.execute(
+                text(
+                    "INSERT INTO clocks (id, boot_id, start) VALUES (1, :boot_id, :start) ON CONFLICT (id) DO UPDATE "
+                    "SET boot_id = excluded.boot_id, start = excluded.start WHERE boot_id != excluded.boot_id"
+                ),
+                {"boot_id": boot_id, "start": time.time() - since_boot()},
+            )
 
 
 def upsert(connection: Connection, table: Any) -> Any:
@@ -113,6 +148,18 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
+def since_boot() -> float:
+    """Seconds since this machine was started: the same for every process, and nobody can set them."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _boot_id() -> str:
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:  # not Linux: the hour of the boot will do
+        return str(round((time.time() - since_boot()) / 3600))
+
+
 def _sqlite(url: str) -> Engine:
     path = make_url(url).database
     if path and path != ":memory:":
@@ -122,6 +169,7 @@ def _sqlite(url: str) -> Engine:
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.create_function("since_boot", 0, since_boot)
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 

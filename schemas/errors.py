@@ -2,6 +2,7 @@
 
 EvalpoolError
 ├── InvalidJob (ValueError)        the caller's input; names the field, and file and line where there is one
+├── IdempotencyConflict (ValueError)   this key was used for other jobs
 ├── NotFound (LookupError)
 │   ├── JobNotFound
 │   └── BatchNotFound
@@ -20,6 +21,14 @@ class EvalpoolError(Exception):
 
 class InvalidJob(EvalpoolError, ValueError):  # noqa: N818 - the names are the public contract
     """The input cannot be a job. Nothing was written."""
+
+
+class IdempotencyConflict(EvalpoolError, ValueError):  # noqa: N818
+    """The same idempotency key was used before, for other jobs. Nothing was written."""
+
+    def __init__(self, key: str, batch_id: str, difference: str) -> None:
+        self.batch_id = batch_id
+        super().__init__(f"idempotency_key: {key!r} belongs to batch {batch_id}, which has other jobs: {difference}")
 
 
 class NotFound(EvalpoolError, LookupError):  # noqa: N818

@@ -13,6 +13,8 @@ class Lease:
     job_id: str
     batch_id: str
     spec: JobSpec
+    image: str | None = None
+    """What it runs in, as `schemas.images` writes it."""
     attempt: int
     created_at: float
     started_at: float

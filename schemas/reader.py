@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from sqlalchemy import Connection, and_, func, literal, select, text
@@ -9,22 +10,30 @@ from sqlmodel import SQLModel
 
 from schemas import rows
 from schemas.batch import Batch, Progress
-from schemas.database import Database
+from schemas.database import Database, clock
 from schemas.errors import BatchNotFound, JobNotFound
+from schemas.fleet import Fleet, Member
 from schemas.job import JobSpec
 from schemas.result import Result
-from schemas.tables import TWIN
+from schemas.tables import HELD, TWIN
 from schemas.verdict import State, Verdict
 
-IDS_AT_ONCE = 5000
-"""Ids in one statement; SQLite takes at most 32,766 variables."""
+AT_ONCE = 16 << 20
+"""Characters of results that are read at once: a batch of loud programs must not fill the memory."""
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _batches = SQLModel.metadata.tables["batches"]
 _results = SQLModel.metadata.tables["results"]
 _cases = SQLModel.metadata.tables["cases"]
+_tallies = SQLModel.metadata.tables["tallies"]
+_workers = SQLModel.metadata.tables["workers"]
 _letters = SQLModel.metadata.tables["letters"]
-_RUNNING = text("jobs.state = 'running'")  # spelt out: only then do partial indexes apply
+_QUEUED, _RUNNING = (
+    text("jobs.state = 'queued'"),
+    text("jobs.state = 'running'"),
+)  # spelt out: only then do partial indexes apply
+# rows of older versions do not say it
+_size = func.coalesce(_results.c.size, func.length(_results.c.stdout) + func.length(_results.c.stderr))
 _joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
 
 
@@ -57,12 +66,14 @@ class Reader:
             found = db.scalar(select(_jobs.c.state).where(_jobs.c.id == job_id))
         if found is None:
             raise JobNotFound(job_id)
-        return State.QUEUED if found == TWIN else State(found)
+        return State.QUEUED if found in (TWIN, HELD) else State(found)
 
     def progress(self, batch_id: str) -> Progress:
-        """How many jobs of a batch are in which state, and which verdicts there are; counted in indexes alone."""
+        """How many jobs of a batch are in which state, and which verdicts there are; whatever its size, a few rows."""
         verdicts = (
-            select(_results.c.verdict, func.count()).where(_results.c.batch_id == batch_id).group_by(_results.c.verdict)
+            select(_tallies.c.verdict, func.sum(_tallies.c.count))
+            .where(_tallies.c.batch_id == batch_id)
+            .group_by(_tallies.c.verdict)
         )
         under_way = select(func.count()).select_from(_jobs).where(_RUNNING, _jobs.c.batch_id == batch_id)
         with self.database.read() as db:
@@ -80,20 +91,25 @@ class Reader:
         with self.database.read() as db:
             return set(db.scalars(select(_results.c.job_id).where(_results.c.batch_id == batch_id)))
 
-    def results(self, job_ids: Sequence[str]) -> list[Result]:
-        """The results there are among these jobs, in the order of submission."""
-        found: list[Result] = []
-        with self.database.read() as db:
-            for part in parts(job_ids):
-                found += _results_where(db, _results.c.job_id.in_(part), _cases.c.job_id.in_(part))
-        return found
+    def results(self, job_ids: Sequence[str]) -> Iterator[list[Result]]:
+        """The results there are among these jobs, in parts that fit into memory, each in the order of submission."""
+        for part in rows.parts(job_ids):
+            sizes = select(_results.c.job_id, _size).where(_results.c.job_id.in_(part))
+            with self.database.read() as db:
+                found = {str(job_id): int(size) for job_id, size in db.execute(sizes)}
+            for chosen in _by_size([(job_id, found[job_id]) for job_id in part if job_id in found]):
+                with self.database.read() as db:
+                    results = _results_where(db, _results.c.job_id.in_(chosen), _cases.c.job_id.in_(chosen))
+                yield results
 
     def batch_results(self, batch_id: str) -> Iterator[Result]:
         """Every result of a batch, in the order of submission, a part at a time."""
         for span in self._spans(batch_id):
+            there = select(_jobs.c.id).join(_results, _results.c.job_id == _jobs.c.id).where(span)
             with self.database.read() as db:
-                found = _results_where(db, span, _cases.c.job_id.in_(select(_jobs.c.id).where(span)))
-            yield from found
+                job_ids = list(db.scalars(there.order_by(_jobs.c.seq)))
+            for results in self.results(job_ids):
+                yield from results
 
     def measures(self, batch_id: str) -> Iterator[Any]:
         """What a report needs of each result, in the order of submission, a part at a time."""
@@ -105,31 +121,63 @@ class Reader:
         ).join(_jobs, _jobs.c.id == _results.c.job_id)  # fmt: skip
         for span in self._spans(batch_id):
             with self.database.read() as db:
-                found = db.execute(query.where(span).order_by(_jobs.c.seq)).all()
-            yield from found
+                rows_of = db.execute(query.where(span).order_by(_jobs.c.seq)).all()
+            yield from rows_of
 
     def specs(self, job_ids: Sequence[str]) -> dict[str, JobSpec]:
-        """What these jobs were asked to run."""
+        """What these jobs were asked to run, as far as this version can read it."""
         found: dict[str, JobSpec] = {}
         with self.database.read() as db:
-            for part in parts(job_ids):
+            for part in rows.parts(job_ids):
                 for row in db.execute(select(_jobs.c.id, _jobs.c.spec).where(_jobs.c.id.in_(part))):
-                    found[row.id] = JobSpec.model_validate_json(row.spec)
+                    with suppress(ValueError):
+                        found[row.id] = JobSpec.model_validate_json(row.spec)
         return found
 
-    def _spans(self, batch_id: str) -> Iterator[Any]:
-        for start in range(0, self.batch(batch_id).total, IDS_AT_ONCE):
-            yield and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + IDS_AT_ONCE)
+    def stored(self, batch_id: str, start: int, count: int) -> list[str]:
+        """The specs of some jobs of a batch, as JSON, from its `start`-th on."""
+        span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + count)
+        with self.database.read() as db:
+            return list(db.scalars(select(_jobs.c.spec).where(span).order_by(_jobs.c.seq)))
+
+    def fleet(self, seconds: float) -> Fleet:
+        """The workers that have been seen within so many seconds."""
+        alive = select(_workers.c.about).where(_workers.c.seen_at > clock() - seconds).order_by(_workers.c.name)
+        with self.database.read() as db:
+            return Fleet(members=tuple(Member.model_validate_json(about) for about in db.scalars(alive)))
+
+    def waiting(self, batch_id: str) -> list[tuple[str | None, bool, int]]:
+        """What the waiting jobs of a batch wait for: the image, whether some version of evalpool cannot read them, and
+        how many there are. It reads the whole batch, for people who ask why nothing happens."""
+        left = and_(_jobs.c.worker.like("version %"), _jobs.c.lease_until > clock())
+        unread = func.coalesce(left, False)
+        query = select(_jobs.c.image, unread, func.count()).where(_jobs.c.batch_id == batch_id, _QUEUED)
+        with self.database.read() as db:
+            return [(image, bool(no), count) for image, no, count in db.execute(query.group_by(_jobs.c.image, unread))]
 
     def letters(self) -> int:
-        """How many such messages there are."""
+        """How many messages that nobody could read are kept."""
         with self.database.read() as db:
             return db.scalar(select(func.count()).select_from(_letters)) or 0
 
+    def _spans(self, batch_id: str) -> Iterator[Any]:
+        for start in range(0, self.batch(batch_id).total, rows.IDS_AT_ONCE):
+            end = start + rows.IDS_AT_ONCE
+            yield and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < end)
 
-def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), IDS_AT_ONCE):
-        yield ids[start : start + IDS_AT_ONCE]
+
+def _by_size(found: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
+    """Ids of results in parts that fit into memory; one that does not comes alone."""
+    part: list[str] = []
+    total = 0
+    for job_id, size in found:
+        if part and total + size > AT_ONCE:
+            yield part
+            part, total = [], 0
+        part.append(job_id)
+        total += size
+    if part:
+        yield part
 
 
 def _results_where(db: Connection, which: Any, which_cases: Any) -> list[Result]:

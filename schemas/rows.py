@@ -1,7 +1,7 @@
 """Between the words and the rows: a spec becomes a row, a row becomes a Result."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +15,9 @@ HEAD_START = {Priority.HIGH: -32.0, Priority.NORMAL: 0.0, Priority.LOW: 32.0}
 """How many turns a priority is ahead of, or behind, the others."""
 STRIDE = {Priority.HIGH: 1 / 16, Priority.NORMAL: 1.0, Priority.LOW: 16.0}
 """Turns from one job of a batch to its next: sixteen jobs of a higher priority to one of the next lower, never all."""
+
+IDS_AT_ONCE = 5000
+"""Ids in one statement; SQLite takes at most 32,766 variables."""
 
 _METRICS = tuple(Metrics.model_fields)
 _RAN = tuple(name for name in Ran.model_fields if name not in _METRICS and name != "verdict")
@@ -30,9 +33,20 @@ def batch_of(job: str) -> str:
     return job.rpartition("-")[0]
 
 
-def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float) -> dict[str, Any]:
-    """The row of a job that waits. The n-th of a batch gets the n-th turn from now on: batches share the slots, a
-    priority is a head start."""
+def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """As many ids at a time as fit in a statement."""
+    for start in range(0, len(ids), IDS_AT_ONCE):
+        yield ids[start : start + IDS_AT_ONCE]
+
+
+def rank(priority: Priority, turn: float, place: int) -> float:
+    """When a job's turn comes. The n-th job of a submission, from 0, gets the n-th turn from now on: submissions share
+    the slots, and a priority is a head start."""
+    return turn + 1 + place * STRIDE[priority] + HEAD_START[priority]
+
+
+def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float, *, first: int = 0) -> dict[str, Any]:
+    """The row of a job that waits; `first` is the place in the batch at which this submission began."""
     return {
         "id": job_id(batch_id, seq),
         "batch_id": batch_id,
@@ -42,17 +56,18 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float) -> dict[str, An
         "sample_id": _dump(spec.sample_id),
         "labels": _dump(spec.labels),
         "priority": spec.priority.value,
-        "rank": turn + 1 + seq * STRIDE[spec.priority] + HEAD_START[spec.priority],
+        "rank": rank(spec.priority, turn, seq - first),
         "state": State.QUEUED.value,
         "attempt": 0,
     }
 
 
 def lease_of(row: Any) -> Lease:
-    """A row of `jobs` that was just claimed."""
+    """A row of `jobs` that was just claimed. `ValueError` if its spec is not one that this version can read."""
     return Lease(
         job_id=row.id,
         batch_id=row.batch_id,
+        image=row.image,
         spec=JobSpec.model_validate_json(row.spec),
         attempt=row.attempt,
         created_at=row.created_at,
@@ -62,11 +77,17 @@ def lease_of(row: Any) -> Lease:
 
 
 def result_row(result: Result) -> dict[str, Any]:
-    """The row of a result."""
+    """The row of a result. Texts that one of its cases has as well are left to the row of that case."""
+    texts = (result.stdout, result.stderr)
+    decisive = next((case.index for case in result.cases if (case.stdout, case.stderr) == texts), None)
+    own = {} if decisive is None else {"stdout": "", "stderr": ""}
     return {
         "job_id": result.job_id,
         "batch_id": result.batch_id,
         **_ran_row(result),
+        **own,
+        "decisive": decisive,
+        "size": sum(map(len, texts)) + sum(len(case.stdout) + len(case.stderr) for case in result.cases),
         "attempt": result.attempt,
         "worker": result.worker,
         "sandbox_id": result.sandbox_id,
@@ -85,14 +106,17 @@ def case_rows(result: Result) -> list[dict[str, Any]]:
 
 def result_of(row: Mapping[str, Any], cases: Iterable[Mapping[str, Any]] = ()) -> Result:
     """The Result of a row of `results` joined with its job."""
+    runs = tuple(CaseResult(index=case["index"], **_ran(case)) for case in cases)
+    decisive = next((run for run in runs if run.index == row["decisive"]), None)
+    texts = {} if decisive is None else {"stdout": decisive.stdout, "stderr": decisive.stderr}
     return Result(
         job_id=row["job_id"],
         batch_id=row["batch_id"],
         task_id=_load(row["task_id"]),
         sample_id=_load(row["sample_id"]),
         labels=_load(row["labels"]),
-        **_ran(row),
-        cases=tuple(CaseResult(index=case["index"], **_ran(case)) for case in cases),
+        **_ran(row) | texts,
+        cases=runs,
         attempt=row["attempt"],
         worker=row["worker"],
         sandbox_id=row["sandbox_id"],

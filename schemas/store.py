@@ -1,34 +1,68 @@
-"""Every query of evalpool, each with a sentence: here those that write, in `schemas.reader` those that read, in
-`schemas.twins` those about identical jobs. What they do not say about a job is not known of it."""
+"""Every query that changes rows, each with a sentence. Those that only read are in `schemas.reader`, how jobs end is in
+`schemas.endings`. What the rows do not say about a job is not known of it."""
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, literal, null, or_, select, text, true, union_all, update
+from sqlalchemy import Connection, and_, delete, func, insert, null, or_, select, text, union_all, update
 from sqlmodel import SQLModel
 
-from schemas import rows, twins
-from schemas.database import clock, insert_many, upsert
+from schemas import endings, rows, twins
+from schemas.database import Database, clock, insert_many, upsert
+from schemas.fleet import Member
 from schemas.job import JobSpec
 from schemas.lease import Lease
-from schemas.reader import Reader, parts
+from schemas.reader import Reader
 from schemas.result import Result
-from schemas.tables import FINAL_STATE, TWIN, ResultRow
+from schemas.tables import CANCELLING, FILLING, HELD, QUEUEING, TWIN
 from schemas.verdict import Priority, State, Verdict
+
+PART = 1000
+"""Jobs that one transaction changes at most: others wait for it."""
+WHOLE = 5000
+"""Jobs of a batch that are stored in one transaction. Of larger ones, none is in the queue before all are stored."""
+UNREADABLE_SECONDS = 3600.0
+"""How long workers of a version that cannot read a job leave it to others."""
+ABANDONED_SECONDS = 30.0
+"""After which time somebody else finishes what was begun with a batch."""
+LETTERS = 1000
+"""Messages that nobody could read, of which so many are kept: the latest."""
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _batches = SQLModel.metadata.tables["batches"]
-_results = SQLModel.metadata.tables["results"]
-_cases = SQLModel.metadata.tables["cases"]
 _turns = SQLModel.metadata.tables["turns"]
+_workers = SQLModel.metadata.tables["workers"]
 _letters = SQLModel.metadata.tables["letters"]
 # spelt out: only then do partial indexes apply
 _QUEUED, _RUNNING = text("jobs.state = 'queued'"), text("jobs.state = 'running'")
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a worker has got."""
+
+    leases: list[Lease]
+    unreadable: dict[str, str]
+    """Job id → why: jobs of a newer version, put back for workers that can read them."""
+
+    @property
+    def count(self) -> int:
+        """How many jobs were found."""
+        return len(self.leases) + len(self.unreadable)
+
+
 class Store(Reader):
     """The one door to the rows."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self._lanes: dict[Priority, float] = {}
+        """The turn of the last single job of each priority. Single jobs of one process queue behind each other, as the
+        jobs of a batch do: each with a turn of its own, ten thousand of them would go before any batch."""
+        self._lane = threading.Lock()
 
     # -- submission --------------------------------------------------------------------------------
 
@@ -39,16 +73,36 @@ class Store(Reader):
         name: str | None,
         key: str | None,
         digests: Sequence[str] | None = None,
+        images: Sequence[str] | None = None,
     ) -> str:
         """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has. With
         digests, jobs of the same one are run once."""
+        leaders = twins.leaders(batch_id, 0, digests, {}) if digests else {}
+        todo = FILLING if len(specs) > WHOLE else None
         with self.database.write() as db:
-            stored, _ = _open(db, batch_id, len(specs), name, key, {})
-            if stored == batch_id:
-                turn = db.scalar(select(_turns.c.value)) or 0.0
-                leaders = twins.leaders(batch_id, 0, digests, {}) if digests else {}
-                added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)]
-                _add(db, added, digests, leaders)
+            stored, _ = _open(db, batch_id, len(specs), name, key, {}, todo)
+            turn = self._turn(db, specs)
+            if stored == batch_id and todo is None:
+                _add(
+                    db,
+                    [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)],
+                    digests,
+                    leaders,
+                    images,
+                )
+            elif stored != batch_id:
+                todo = db.scalar(select(_batches.c.todo).where(_batches.c.id == stored))
+                leaders = twins.leaders(stored, 0, digests, {}) if digests else {}
+        if todo == FILLING:  # in parts, so that nobody waits; a submission that was cut off is taken up here
+            for start in range(0, len(specs), PART):
+                span = slice(start, start + PART)
+                added = [rows.job_row(stored, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
+                with self.database.write() as db:
+                    _add(db, added, digests and digests[span], leaders, images and images[span], HELD)
+            with self.database.write() as db:
+                ready = update(_batches).where(_batches.c.id == stored, _batches.c.todo == FILLING)
+                db.execute(ready.values(todo=QUEUEING))
+            self.finish(stored)
         return stored
 
     def open_batch(
@@ -68,39 +122,73 @@ class Store(Reader):
         turn: float,
         digests: Sequence[str] | None = None,
         leaders: Mapping[int, str] | None = None,
+        images: Sequence[str] | None = None,
+        *,
+        first: int = 0,
     ) -> set[str]:
-        """Store the jobs of a batch from its `start`-th on. Those that have a leader (place in the batch → job id) get
-        its result, now or when it is there; which of them have it now."""
-        added = [rows.job_row(batch_id, start + i, spec, turn) for i, spec in enumerate(specs)]
+        """Store the jobs of a batch from its `start`-th on; `first` is where this submission began. Those that have a
+        leader (place in the batch → job id) get its result, now or when it is there; which of them have it now."""
+        added = [rows.job_row(batch_id, start + i, spec, turn, first=first) for i, spec in enumerate(specs)]
         with self.database.write() as db:
             if leaders:
                 twins.hold(db, set(leaders.values()))
-            _add(db, added, digests, leaders or {})
-            return twins.share(db, set(leaders.values())) if leaders else set()
+            _add(db, added, digests, leaders or {}, images)
+            return endings.share(db, set(leaders.values())) if leaders else set()
 
     def known(self, digests: Sequence[str]) -> dict[str, str]:
         """Jobs that were run in earlier batches, by the digest they share with these."""
         with self.database.read() as db:
             return twins.known(db, digests)
 
-    def mark_published(self, job_ids: Sequence[str]) -> None:
-        """Note that Redis has been told of these jobs."""
+    def finish(self, batch_id: str) -> int:
+        """Do what is left to do with a batch: put its stored jobs into the queue, or cancel them. Part by part, so that
+        nobody waits for it; how many jobs ended."""
+        ended = 0
+        with self.database.read() as db:
+            batch = db.execute(select(_batches.c.todo, _batches.c.total).where(_batches.c.id == batch_id)).one()
+        starts = range(0, batch.total, PART) if batch.todo in (QUEUEING, CANCELLING) else range(0)
+        if batch.todo == CANCELLING:  # A twin comes behind its leader, and must not take its place to be cancelled too.
+            starts = starts[::-1]
+        for start in starts:
+            span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + PART)
+            with self.database.write() as db:
+                if batch.todo == QUEUEING:
+                    db.execute(update(_jobs).where(span, _jobs.c.state == HELD).values(state=State.QUEUED))
+                else:
+                    ended += _cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
         with self.database.write() as db:
-            for part in parts(job_ids):
-                db.execute(update(_jobs).where(_jobs.c.id.in_(part)).values(published_at=clock()))
+            done = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == batch.todo)
+            db.execute(done.values(todo=null()))
+        return ended
+
+    def abandoned(self) -> list[str]:
+        """Batches with which somebody has begun something that he has not finished in time."""
+        begun = func.coalesce(_batches.c.cancelled_at, _batches.c.created_at)
+        which = (text("todo IS NOT NULL"), _batches.c.todo != FILLING, begun < clock() - ABANDONED_SECONDS)
+        with self.database.read() as db:
+            return list(db.scalars(select(_batches.c.id).where(*which)))
 
     # -- leases ------------------------------------------------------------------------------------
 
-    def lease(self, count: int, worker: str, seconds: float) -> list[Lease]:
-        """Claim so many of the waiting jobs, in the order of their turns; each claim is one more attempt."""
-        ours = or_(_jobs.c.lease_until.is_(None), _jobs.c.worker != worker, _jobs.c.lease_until < clock())
-        first = [
+    def claim(
+        self, count: int, worker: str, seconds: float, *, version: str = "", without: Collection[str] = ()
+    ) -> Claim:
+        """Claim so many of the waiting jobs, in the order of their turns, but none that runs in an image of `without`;
+        each claim is one more attempt. Jobs that this version cannot read are put back, untried."""
+        mark = _unread(version)
+        ours = or_(_jobs.c.lease_until.is_(None), _jobs.c.worker.not_in([worker, mark]), _jobs.c.lease_until < clock())
+        which: list[Any] = [_QUEUED, _jobs.c.cancelled_at.is_(None), ours]
+        if without:
+            which.append(or_(_jobs.c.image.is_(None), _jobs.c.image.not_in(without)))
+        first: list[Any] = [
             select(
                 select(_jobs.c.id, _jobs.c.rank)
-                .where(_QUEUED, _jobs.c.priority == priority.value, _jobs.c.cancelled_at.is_(None), ours)
+                .where(*which, _jobs.c.priority == priority.value)
                 .order_by(_jobs.c.rank)
                 .limit(count)
-                .with_for_update(skip_locked=True)  # PostgreSQL: what another worker is just claiming
+                # PostgreSQL: what another worker is just claiming. Whoever else locks a waiting row wakes the workers
+                # when he has let go of it.
+                .with_for_update(skip_locked=True)
                 .subquery()
             )
             for priority in Priority
@@ -115,7 +203,7 @@ class Store(Reader):
             )
             .returning(
                 _jobs.c.id, _jobs.c.batch_id, _jobs.c.spec, _jobs.c.attempt, _jobs.c.created_at, _jobs.c.started_at,
-                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures,
+                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures, _jobs.c.image,
             )
         )  # fmt: skip
         with self.database.write() as db:
@@ -125,114 +213,160 @@ class Store(Reader):
                 # Whoever holds this row may have been cut off: it is not worth waiting for.
                 behind = select(_turns.c.id).where(_turns.c.value < reached).with_for_update(skip_locked=True)
                 db.execute(update(_turns).where(_turns.c.id.in_(behind)).values(value=reached))
-        return [rows.lease_of(row) for row in sorted(claimed, key=lambda row: (row.rank, row.id))]
+        leases: list[Lease] = []
+        unreadable: dict[str, str] = {}
+        for row in sorted(claimed, key=lambda row: (row.rank, row.id)):
+            try:
+                leases.append(rows.lease_of(row))
+            except ValueError as error:
+                unreadable[row.id] = str(error).partition("\n")[0]
+        if unreadable:
+            bad = {row.id: row.attempt for row in claimed if row.id in unreadable}
+            self._untried(bad, worker, {"worker": mark, "lease_until": clock() + UNREADABLE_SECONDS})
+        return Claim(leases, unreadable)
+
+    def put_back(self, leases: Collection[Lease], worker: str) -> None:
+        """Put back jobs that were never tried; they get their attempt back."""
+        self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": null()})
+
+    def release(self, lease: Lease, failure: str, shun: float = 0) -> None:
+        """Put a job back after a failure of ours; its worker leaves it to others for so many seconds."""
+        held = and_(_jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _RUNNING)
+        failures = "\n".join([*lease.failures, failure.replace("\n", " ")])
+        until = clock() + shun if shun else null()
+        with self.database.write() as db:
+            db.execute(update(_jobs).where(held).values(state=State.QUEUED, failures=failures, lease_until=until))
+            _end_cancelled(db, [lease.job_id])
 
     def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> tuple[set[str], set[str]]:
         """Prolong the leases held (job id → attempt); which jobs are no longer ours, and which were cancelled."""
+        kept: set[str] = set()
         with self.database.write() as db:
-            mine = and_(_jobs.c.worker == worker, _jobs.c.state == State.RUNNING)
-            kept: set[str] = set()
-            for part in parts(list(held)):
-                prolong = update(_jobs).where(_jobs.c.id.in_(part), mine).values(lease_until=clock() + seconds)
+            for part in rows.parts(sorted(held)):
+                mine = and_(_jobs.c.id.in_(endings.lock(db, part, [State.RUNNING])), _jobs.c.worker == worker)
+                prolong = update(_jobs).where(mine).values(lease_until=clock() + seconds)
                 renewed = db.execute(prolong.returning(_jobs.c.id, _jobs.c.attempt)).all()
                 kept |= {row.id for row in renewed if row.attempt == held[row.id]}
             stopped = select(_jobs.c.id).where(_jobs.c.id.in_(kept), _jobs.c.cancelled_at.is_not(None))
             cancelled = set(db.scalars(stopped))
             rest = select(_jobs.c.id, _jobs.c.state, _jobs.c.attempt).where(_jobs.c.id.in_(held.keys() - kept))
+            final = (State.FINISHED, State.CANCELLED)
             # One that has just been finished, by this very attempt, is not lost.
-            lost = {row.id for row in db.execute(rest) if not (State(row.state).final and row.attempt == held[row.id])}
+            lost = {row.id for row in db.execute(rest) if not (row.state in final and row.attempt == held[row.id])}
         return lost, cancelled
-
-    def release(self, lease: Lease, failure: str | None = None, shun: float = 0) -> None:
-        """Put a job back. Without a failure it was never tried, and gets its attempt back; with one, this worker leaves
-        it to others for so many seconds."""
-        held = and_(_jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _jobs.c.state == State.RUNNING)
-        failures = "\n".join([*lease.failures, failure.replace("\n", " ")] if failure else lease.failures) or None
-        with self.database.write() as db:
-            db.execute(
-                update(_jobs)
-                .where(held)
-                .values(
-                    state=State.QUEUED, published_at=null(), failures=failures,
-                    attempt=_jobs.c.attempt if failure else _jobs.c.attempt - 1,
-                    lease_until=clock() + shun if failure and shun else null(),
-                )
-            )  # fmt: skip
-            _end_cancelled(db, _jobs.c.id == lease.job_id)
 
     def expire(self, max_attempts: int) -> int:
         """Put back every job whose lease has run out, or end it after so many attempts; how many there were."""
-        late = and_(_RUNNING, _jobs.c.lease_until < clock())
-        with self.database.write() as db:
-            given_up = and_(late, _jobs.c.attempt >= max_attempts)
-            ended = _end(
-                db, given_up, Verdict.SANDBOX_ERROR, f"its worker fell silent at the last of {max_attempts} attempts"
-            )
-            put_back = update(_jobs).where(late).values(state=State.QUEUED, lease_until=null(), published_at=null())
-            expired = db.execute(put_back).rowcount
-            if expired:
-                _end_cancelled(db, true())
-            return expired + ended
+        expired = 0
+        while True:
+            late = select(_jobs.c.id).where(_RUNNING, _jobs.c.lease_until < clock()).order_by(_jobs.c.id).limit(PART)
+            with self.database.write() as db:
+                # Decided once, and locked from then on. Those that somebody is just renewing or finishing are not late.
+                ids = list(db.scalars(late.with_for_update(skip_locked=True)))
+                chosen, detail = _jobs.c.id.in_(ids), f"its worker fell silent at the last of {max_attempts} attempts"
+                stopped = and_(chosen, _jobs.c.cancelled_at.is_not(None))
+                endings.end(db, stopped, Verdict.CANCELLED, "cancelled while it ran")
+                endings.end(db, and_(chosen, _jobs.c.attempt >= max_attempts), Verdict.SANDBOX_ERROR, detail)
+                db.execute(update(_jobs).where(chosen, _RUNNING).values(state=State.QUEUED, lease_until=null()))
+            expired += len(ids)
+            if len(ids) < PART:
+                return expired
 
-    def unannounced(
-        self, *, grace: float, stale: float | None, limit: int, batch_id: str | None = None
-    ) -> list[tuple[str, str]]:
-        """Waiting jobs, as (id, priority), that Redis was not told of within `grace` seconds of their submission, that
-        were put back after an attempt, or — where `stale` is given — that it was told of more than so long ago."""
-        due = and_(_jobs.c.published_at.is_(None), or_(_jobs.c.attempt > 0, _jobs.c.created_at < clock() - grace))
-        if stale is not None:
-            due = or_(due, _jobs.c.published_at < clock() - stale)
-        within = true() if batch_id is None else _jobs.c.batch_id == batch_id
-        query = select(_jobs.c.id, _jobs.c.priority).where(_QUEUED, due, within)
-        with self.database.read() as db:
-            return [(row.id, row.priority) for row in db.execute(query.limit(limit))]
+    # -- workers -----------------------------------------------------------------------------------
+
+    def report(self, member: Member) -> None:
+        """Note that a worker is alive, and what it says of itself."""
+        with self.database.write() as db:
+            add = upsert(db, _workers).values(name=member.name, seen_at=clock(), about=member.model_dump_json())
+            db.execute(
+                add.on_conflict_do_update(
+                    index_elements=["name"], set_={"seen_at": add.excluded.seen_at, "about": add.excluded.about}
+                )
+            )
+
+    def retire(self, name: str) -> None:
+        """Forget a worker that has ended, and those that have been silent for an hour."""
+        gone = or_(_workers.c.name == name, _workers.c.seen_at < clock() - 3600)
+        with self.database.write() as db:
+            db.execute(delete(_workers).where(gone))
+
+    def pin(self, batch_id: str, name: str, digest: str) -> str:
+        """Decide which image this name means to all jobs of a batch; the digest that it has from now on."""
+        with self.database.write() as db:
+            row = select(_batches.c.pins).where(_batches.c.id == batch_id).with_for_update()
+            pins: dict[str, str] = json.loads(db.scalar(row) or "{}")
+            if name not in pins:
+                pins[name] = digest
+                db.execute(update(_batches).where(_batches.c.id == batch_id).values(pins=json.dumps(pins)))
+            return pins[name]
 
     def bury(self, worker: str, reason: str, body: str) -> None:
-        """Keep a message that nobody could read."""
+        """Keep a message that nobody could read, and forget the oldest of many."""
         with self.database.write() as db:
             db.execute(insert(_letters).values(worker=worker, reason=reason, body=body, arrived_at=clock()))
+            latest = select(func.max(_letters.c.id)).scalar_subquery()
+            db.execute(delete(_letters).where(_letters.c.id <= latest - LETTERS))
 
     # -- results -----------------------------------------------------------------------------------
 
-    def record(self, results: Sequence[Result]) -> set[str]:
+    def record(self, results: Sequence[Result], writer: str = "") -> set[str]:
         """Store results, all in one commit; the first one of a job wins. The job ids that were new."""
         if not results:
             return set()
-        first = {result.job_id: result for result in reversed(results)}
-        ordered = [first[job_id] for job_id in sorted(first)]  # one order for all writers: no deadlock
         with self.database.write() as db:
-            added = db.execute(
-                upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id),
-                [rows.result_row(result) for result in ordered],
-            ).scalars()
-            new = set(added)
-            cases = [row for result in ordered if result.job_id in new for row in rows.case_rows(result)]
-            if cases:
-                db.execute(insert(_cases), cases)
-            for state in (State.FINISHED, State.CANCELLED):
-                ended = [r.job_id for r in ordered if r.job_id in new and FINAL_STATE[r.verdict] is state]
-                if ended:
-                    db.execute(update(_jobs).where(_jobs.c.id.in_(ended)).values(state=state, lease_until=null()))
-            return new | twins.share(db, new)
+            return endings.record(db, results, writer)
 
     def cancel(self, *, batch_id: str | None = None, job_id: str | None = None) -> int:
         """End the waiting jobs of a batch, or one job, and ask for the end of the running ones; how many ended here."""
-        chosen = _jobs.c.batch_id == batch_id if job_id is None else _jobs.c.id == job_id
+        with self._lane:
+            self._lanes.clear()  # what is cancelled takes no turns
+        if job_id is not None:
+            with self.database.write() as db:
+                return _cancel(db, [job_id])
         with self.database.write() as db:
-            marked = update(_batches).where(_batches.c.id == batch_id, _batches.c.cancelled_at.is_(None))
-            db.execute(marked.values(cancelled_at=clock()))
-            db.execute(update(_jobs).where(chosen, _jobs.c.state == TWIN).values(state=State.QUEUED))
-            open_ones = _jobs.c.state.in_([State.QUEUED, State.RUNNING])
-            db.execute(update(_jobs).where(chosen, open_ones).values(cancelled_at=clock()))
-            return _end_cancelled(db, chosen)
+            marked = update(_batches).where(_batches.c.id == batch_id)
+            when = func.coalesce(_batches.c.cancelled_at, clock())
+            db.execute(marked.values(cancelled_at=when, todo=CANCELLING))
+        return self.finish(str(batch_id))
+
+    # ----------------------------------------------------------------------------------------------
+
+    def _turn(self, db: Connection, specs: Sequence[JobSpec]) -> float:
+        """From which turn on the jobs of a submission have theirs."""
+        turn = db.scalar(select(_turns.c.value)) or 0.0
+        if len(specs) == 1:
+            priority = specs[0].priority
+            with self._lane:
+                turn = max(turn, self._lanes.get(priority, turn))
+                self._lanes[priority] = turn + rows.STRIDE[priority]
+        return turn
+
+    def _untried(self, held: Mapping[str, int], worker: str, values: Mapping[str, Any]) -> None:
+        """Put jobs back (job id → attempt) as if they had not been claimed."""
+        with self.database.write() as db:
+            for job_id, attempt in sorted(held.items()):
+                mine = and_(_jobs.c.id == job_id, _jobs.c.attempt == attempt, _jobs.c.worker == worker, _RUNNING)
+                db.execute(update(_jobs).where(mine).values(state=State.QUEUED, attempt=attempt - 1, **values))
+            _end_cancelled(db, list(held))
+
+
+def _unread(version: str) -> str:
+    """What stands in the place of the worker while a job waits for one of another version."""
+    return f"version {version}"
 
 
 def _open(
-    db: Connection, batch_id: str, total: int, name: str | None, key: str | None, about: Mapping[str, Any]
+    db: Connection,
+    batch_id: str,
+    total: int,
+    name: str | None,
+    key: str | None,
+    about: Mapping[str, Any],
+    todo: str | None = None,
 ) -> tuple[str, int]:
     """The row of a batch, or the one that has this key; its id, and how many jobs it has by now."""
     batch = {
-        "id": batch_id, "name": name, "idempotency_key": key, "total": total, "about": json.dumps(about),
+        "id": batch_id, "name": name, "idempotency_key": key, "total": total, "about": json.dumps(about), "todo": todo,
         "created_at": db.scalar(select(clock())),
     }  # fmt: skip
     if db.execute(upsert(db, _batches).on_conflict_do_nothing().returning(_batches.c.id), [batch]).all():
@@ -243,31 +377,38 @@ def _open(
 
 
 def _add(
-    db: Connection, added: Sequence[dict[str, Any]], digests: Sequence[str] | None, leaders: Mapping[int, str]
+    db: Connection,
+    added: Sequence[dict[str, Any]],
+    digests: Sequence[str] | None,
+    leaders: Mapping[int, str],
+    images: Sequence[str] | None,
+    state: str = State.QUEUED,
 ) -> None:
-    """The rows of some jobs. Those that are there already stay as they are: a submission that was cut off may be taken
-    up while its first process still runs."""
-    now = db.scalar(select(clock()))
+    """The rows of some jobs of one batch. Those that are there already stay as they are: a submission that was cut off
+    may be taken up while its first process still runs. In a batch that was cancelled meanwhile, they end at once."""
+    if not added:
+        return
+    batch = select(_batches.c.cancelled_at, clock()).where(_batches.c.id == added[0]["batch_id"])
+    cancelled_at, now = db.execute(batch.with_for_update(read=True)).one()
     for place, row in enumerate(added):
         leader = leaders.get(row["seq"])
-        row |= {"created_at": now, "twin_of": leader, "digest": digests and digests[place]}
-        if leader:
-            row["state"] = TWIN
-    if added:
-        insert_many(db, upsert(db, _jobs).on_conflict_do_nothing(), added)
+        row |= {"created_at": now, "twin_of": leader, "state": TWIN if leader else state}
+        row |= {"digest": digests and digests[place], "image": images and images[place]}
+    insert_many(db, upsert(db, _jobs).on_conflict_do_nothing(), added)
+    if cancelled_at is not None:
+        _cancel(db, [row["id"] for row in added])
 
 
-def _end_cancelled(db: Connection, which: Any) -> int:
-    """Give the waiting jobs whose end was asked for their result; how many there were."""
-    return _end(
-        db, and_(which, _QUEUED, _jobs.c.cancelled_at.is_not(None)), Verdict.CANCELLED, "cancelled before it ran"
-    )
+def _cancel(db: Connection, job_ids: Sequence[str]) -> int:
+    """End those that wait, and ask for the end of those that run; how many ended."""
+    endings.lock(db, job_ids, endings.OPEN)
+    which = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.OPEN))
+    db.execute(update(_jobs).where(which).values(cancelled_at=clock()))
+    waiting = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.WAITING))
+    return len(endings.end(db, waiting, Verdict.CANCELLED, "cancelled before it ran"))
 
 
-def _end(db: Connection, which: Any, verdict: Verdict, detail: str) -> int:
-    """Give these jobs a result without a run; how many there were."""
-    blank = ResultRow(job_id="", batch_id="", verdict=verdict, detail=detail, finished_at=0).model_dump()
-    values: dict[str, Any] = {name: literal(value, _results.c[name].type) for name, value in blank.items()}
-    values |= {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
-    db.execute(insert(_results).from_select(list(values), select(*values.values()).where(which)))
-    return db.execute(update(_jobs).where(which).values(state=FINAL_STATE[verdict], lease_until=null())).rowcount
+def _end_cancelled(db: Connection, job_ids: Sequence[str]) -> None:
+    """Give those of these jobs that were put back, and whose end was asked for, their result."""
+    which = and_(_jobs.c.id.in_(job_ids), _QUEUED, _jobs.c.cancelled_at.is_not(None))
+    endings.end(db, which, Verdict.CANCELLED, "cancelled before it ran")

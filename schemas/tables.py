@@ -3,21 +3,28 @@
 from sqlalchemy import BigInteger, Column, Index, Text, text
 from sqlmodel import Field, SQLModel
 
+from schemas.packing import Packed
 from schemas.verdict import State, Verdict
 
 _QUEUED, _RUNNING = text("state = 'queued'"), text("state = 'running'")
 _TWINS, _DIGESTED = text("state = 'twin'"), text("digest IS NOT NULL")
-_UNANNOUNCED = text("state = 'queued' AND published_at IS NULL")
-
+_UNFINISHED = text("todo IS NOT NULL")
 
 TWIN = "twin"
 """The state of a job that waits for the result of an identical one; to its caller it is queued."""
+HELD = "held"
+"""The state of a job whose batch is not completely stored yet; to its caller it is queued."""
+
+FILLING, QUEUEING, CANCELLING = "filling", "queueing", "cancelling"
+"""What is left to do with a batch: its submitter is storing its jobs, the stored jobs are being put into the queue, or
+they are being cancelled. Any worker can finish the last two."""
 
 
 class BatchRow(SQLModel, table=True):
     """Jobs submitted together."""
 
     __tablename__ = "batches"
+    __table_args__ = (Index("ix_batches_todo", "todo", sqlite_where=_UNFINISHED, postgresql_where=_UNFINISHED),)
 
     id: str = Field(primary_key=True)
     name: str | None = None
@@ -27,6 +34,10 @@ class BatchRow(SQLModel, table=True):
     """How it was made, as JSON, for its report."""
     created_at: float
     cancelled_at: float | None = None
+    todo: str | None = None
+    """What is left to do with its jobs, where that takes more than one transaction."""
+    pins: str | None = Field(default=None, sa_column=Column(Text))
+    """Image → digest as JSON, for images whose digest nobody knew at submission: the first claim decides it."""
 
 
 class JobRow(SQLModel, table=True):
@@ -35,10 +46,10 @@ class JobRow(SQLModel, table=True):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_batch", "batch_id", "seq", unique=True),
-        # Who is next, who has fallen silent, who was never announced: cheap whatever the number of other jobs.
-        Index("ix_jobs_queue", "priority", "rank", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        # Who is next, and whose worker has fallen silent: cheap whatever the number of other jobs. The image is in the
+        # index so that jobs which a worker cannot run are passed over without reading their rows.
+        Index("ix_jobs_queue", "priority", "rank", "image", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
-        Index("ix_jobs_unannounced", "id", sqlite_where=_UNANNOUNCED, postgresql_where=_UNANNOUNCED),
         Index("ix_jobs_twins", "twin_of", sqlite_where=_TWINS, postgresql_where=_TWINS),
         Index("ix_jobs_digest", "digest", sqlite_where=_DIGESTED, postgresql_where=_DIGESTED),
     )
@@ -53,6 +64,8 @@ class JobRow(SQLModel, table=True):
     """As JSON, so that 7 and "7" stay apart; so is sample_id."""
     sample_id: str | None = None
     labels: str | None = Field(default=None, sa_column=Column(Text))
+    image: str | None = None
+    """The image it runs in, as `schemas.images` writes it; NULL in rows of older versions."""
     priority: str
     rank: float
     """Its turn: the lower goes first. See `rows.job_row`."""
@@ -60,11 +73,10 @@ class JobRow(SQLModel, table=True):
     attempt: int = 0
     """How many times a worker has claimed it."""
     worker: str | None = None
+    """While it runs: who runs it. While it waits: who leaves it to others until `lease_until`, by the worker's name or
+    by the version of evalpool that cannot read it."""
     lease_until: float | None = None
-    """While it runs: when its worker counts as dead. While it waits: until when the worker that failed with it leaves
-    it to others."""
-    published_at: float | None = None
-    """When Redis was last told of it; NULL: it has not been."""
+    """While it runs: when its worker counts as dead."""
     created_at: float
     started_at: float | None = None
     """Start of the latest attempt."""
@@ -87,14 +99,36 @@ class TurnRow(SQLModel, table=True):
     value: float
 
 
+class WorkerRow(SQLModel, table=True):
+    """What a worker says of itself every few seconds."""
+
+    __tablename__ = "workers"
+
+    name: str = Field(primary_key=True)
+    seen_at: float
+    about: str = Field(sa_type=Text)
+    """A `schemas.fleet.Member` as JSON."""
+
+
+class ClockRow(SQLModel, table=True):
+    """One row, used with SQLite alone: what to add to the seconds since boot to get the time of day. Wall clocks jump;
+    this one does not, and all processes of the machine share it."""
+
+    __tablename__ = "clocks"
+
+    id: int = Field(primary_key=True)
+    boot_id: str
+    start: float
+
+
 class Ran(SQLModel):
     """What a run of a program leaves behind: the common part of results and cases."""
 
     verdict: str
     exit_code: int | None = None
     signal: int | None = None
-    stdout: str = Field(default="", sa_type=Text)
-    stderr: str = Field(default="", sa_type=Text)
+    stdout: str = Field(default="", sa_type=Packed)
+    stderr: str = Field(default="", sa_type=Packed)
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     detail: str = Field(default="", sa_type=Text)
@@ -126,6 +160,10 @@ class ResultRow(Ran, table=True):
     comparator: str | None = None
     shared_with: str | None = None
     """The job that was run instead of this one."""
+    decisive: int | None = None
+    """The case whose output is the result's own: its texts are stored with the case alone."""
+    size: int | None = None
+    """Characters of all its texts, those of its cases included, so that readers can take a bounded part at a time."""
     started_at: float | None = None
     finished_at: float
 
@@ -137,6 +175,18 @@ class CaseRow(Ran, table=True):
 
     job_id: str = Field(primary_key=True, foreign_key="jobs.id")
     index: int = Field(primary_key=True)
+
+
+class TallyRow(SQLModel, table=True):
+    """How many results of a verdict a batch has. Each writer adds to rows of its own, so that none waits for another;
+    the sum over all writers is the count."""
+
+    __tablename__ = "tallies"
+
+    batch_id: str = Field(primary_key=True, foreign_key="batches.id")
+    verdict: str = Field(primary_key=True)
+    writer: str = Field(primary_key=True)
+    count: int
 
 
 class LetterRow(SQLModel, table=True):

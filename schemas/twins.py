@@ -3,17 +3,15 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, insert, select, text, update
+from sqlalchemy import Connection, and_, func, select, text, update
 from sqlmodel import SQLModel
 
 from schemas import rows
-from schemas.database import clock
 from schemas.verdict import State, Verdict
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _results = SQLModel.metadata.tables["results"]
-_cases = SQLModel.metadata.tables["cases"]
-_TWINS = text("jobs.state = 'twin'")  # spelt out: only then do partial indexes apply
+TWINS = text("jobs.state = 'twin'")  # spelt out: only then do partial indexes apply
 _UNSCORED = [verdict for verdict in Verdict if not verdict.scored]
 
 
@@ -23,25 +21,18 @@ def hold(db: Connection, leaders: Collection[str]) -> None:
     db.execute(select(_jobs.c.id).where(_jobs.c.id.in_(leaders)).order_by(_jobs.c.id).with_for_update(read=True))
 
 
-def share(db: Connection, leaders: Collection[str]) -> set[str]:
-    """Give the twins of those that have a verdict their results, and put the twins of those that have failed by our own
-    fault, or were cancelled, into the queue. Which got one."""
-    given = select(_results.c.job_id, _results.c.verdict).where(
-        _results.c.job_id.in_(select(_jobs.c.twin_of).where(_TWINS, _jobs.c.twin_of.in_(leaders)))
-    )
-    verdicts = {row.job_id: Verdict(row.verdict) for row in db.execute(given)}
-    scored = [leader for leader, verdict in verdicts.items() if verdict.scored]
-    served: set[str] = set()
-    if scored:
-        chosen = and_(_TWINS, _jobs.c.twin_of.in_(scored))
-        own = {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "finished_at": clock()}
-        _copy(db, _results, chosen, **own, shared_with=_results.c.job_id)
-        _copy(db, _cases, chosen, job_id=_jobs.c.id)
-        served.update(db.scalars(update(_jobs).where(chosen).values(state=State.FINISHED).returning(_jobs.c.id)))
-    if len(scored) < len(verdicts):
-        failed = and_(_TWINS, _jobs.c.twin_of.in_(verdicts.keys() - set(scored)))
-        db.execute(update(_jobs).where(failed).values(state=State.QUEUED, twin_of=None))
-    return served
+def of(leaders: Collection[str]) -> Any:
+    """The condition that a row is a twin of one of these, and still waits for its result."""
+    return and_(TWINS, _jobs.c.twin_of.in_(leaders))
+
+
+def promote(db: Connection, leader: str) -> None:
+    """This leader has no result that says anything about the program: its first twin takes its place in the queue, and
+    the others wait for that one."""
+    heir = db.scalar(select(func.min(_jobs.c.id)).where(of([leader])))
+    if heir is not None:
+        db.execute(update(_jobs).where(_jobs.c.id == heir).values(state=State.QUEUED, twin_of=None))
+        db.execute(update(_jobs).where(of([leader])).values(twin_of=heir))
 
 
 def known(db: Connection, digests: Sequence[str]) -> dict[str, str]:
@@ -65,10 +56,3 @@ def leaders(batch_id: str, start: int, digests: Sequence[str], seen: dict[str, s
         if leader != rows.job_id(batch_id, seq):
             found[seq] = leader
     return found
-
-
-def _copy(db: Connection, table: Any, twins: Any, **own: Any) -> None:
-    """The rows of their leaders, once more for each of these twins."""
-    columns = {column.name: own.get(column.name, column) for column in table.c}
-    copies = select(*columns.values()).where(twins, table.c.job_id == _jobs.c.twin_of)
-    db.execute(insert(table).from_select(list(columns), copies))

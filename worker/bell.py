@@ -20,12 +20,12 @@ class Bell:
     """Rings with the ids of jobs whose results were just committed."""
 
     def __init__(self, url: str) -> None:
-        self._client = redis_client(url)
+        self.client = redis_client(url)
 
     def ring(self, job_ids: Iterable[str]) -> None:
         """Say that these jobs have results. Silent when Redis is away."""
         with suppress(redis.RedisError):
-            pipe = self._client.pipeline(transaction=False)
+            pipe = self.client.pipeline(transaction=False)
             for batch_id, ids in groupby(sorted(job_ids), key=batch_of):
                 pipe.publish(_channel(batch_id), json.dumps(list(ids)))
             pipe.execute()
@@ -33,7 +33,7 @@ class Bell:
     @contextmanager
     def listen(self, batch_id: str) -> Iterator["Listener"]:
         """Hear the bell of one batch. Look at the rows after entering: what was committed before is not rung again."""
-        pubsub = self._client.pubsub(ignore_subscribe_messages=True)
+        pubsub = self.client.pubsub(ignore_subscribe_messages=True)
         with suppress(redis.RedisError):
             pubsub.subscribe(_channel(batch_id))
             pubsub.get_message(timeout=5)  # the confirmation: from here on nothing is missed
@@ -45,7 +45,7 @@ class Bell:
 
     def close(self) -> None:
         """Let go of the connections."""
-        self._client.close()
+        self.client.close()
 
 
 class Listener:

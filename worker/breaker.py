@@ -26,6 +26,11 @@ class Breaker:
         """For people: `ok`, or for how long it has been away and why."""
         return "ok" if self._closed.is_set() else f"away for {time.monotonic() - self._since:.0f} s: {self._reason}"
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is there."""
+        return self._closed.is_set()
+
     async def closed(self) -> None:
         """Wait until it is there."""
         await self._closed.wait()

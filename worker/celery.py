@@ -1,8 +1,4 @@
-"""The Celery app, its settings with the reason for each, and the one way to tell Redis of jobs."""
-
-from collections.abc import Iterable
-from itertools import groupby
-from typing import Any
+"""The Celery app, its settings with the reason for each, and the one way to wake workers."""
 
 import kombu
 import redis
@@ -17,7 +13,7 @@ from schemas.settings import settings
 from schemas.verdict import Priority
 
 RUN = "evalpool.run"
-"""The name of the only task. It carries job ids and nothing else."""
+"""The name of the only task. It carries nothing: which jobs are run is for the ledger to say."""
 QUEUES = {priority: f"evalpool.{priority.value}" for priority in Priority}
 """One named queue per priority: Redis' own priorities would hide the backlog from every tool that looks at it."""
 UNREACHABLE = (OperationalError, KombuError, redis.RedisError, OSError)
@@ -28,11 +24,11 @@ app.conf.update(
     broker_url=settings().queue_url,
     result_backend=None,  # the ledger is the result store
     task_ignore_result=True,
-    task_acks_late=True,  # a killed worker must not take its messages along
+    task_acks_late=True,  # a worker that is busy takes no more messages than it has threads: others may be free
     task_acks_on_failure_or_timeout=True,  # the ledger retries, not the queue: no poison message circles
     worker_prefetch_multiplier=1,  # hoarded messages would wait here while another worker is idle
     worker_pool="threads",  # the sandboxes do the work; threads only wait for them
-    worker_concurrency=settings().slots + 1,  # one chunk more than slots: the next is leased while these run
+    worker_concurrency=settings().slots + 1,  # one more than slots: the next jobs are claimed while these run
     worker_cancel_long_running_tasks_on_connection_loss=False,  # finishing is safe: results are upserts
     broker_connection_retry_on_startup=True,  # wait for Redis for ever, at the start and later
     broker_connection_max_retries=None,
@@ -66,35 +62,23 @@ app.conf.update(
 )
 
 
-def publish(jobs: Iterable[tuple[str, str]], chunk: int) -> None:
-    """Tell Redis of these jobs, given as (id, priority), many ids to a message. Raises one of `UNREACHABLE`."""
-    with producers[_connection(settings().queue_url)].acquire(block=True, timeout=10) as producer, producer.batch():
-        for priority, group in groupby(jobs, key=lambda job: job[1]):
-            ids = [job_id for job_id, _ in group]
-            for start in range(0, len(ids), chunk):
-                part = ids[start : start + chunk]
-                app.send_task(
-                    RUN,
-                    args=(part,),
-                    argsrepr=f"{len(part)} jobs from {part[0]}",  # what monitors show; Celery's own would take longer
-                    queue=QUEUES[Priority(priority)],
-                    producer=producer,
-                    retry=False,  # the rows are safe; the reconciler is our retry
-                )
+def wake(client: "redis.Redis", what: str, priority: Priority = Priority.NORMAL) -> None:
+    """Make sure that a worker looks for jobs soon. `what` is for people who watch. Raises one of `UNREACHABLE`.
 
-
-def chunk_size(jobs: int, slots: int, most: int) -> int:
-    """Ids per message: small batches stay parallel, big ones amortise the message."""
-    return max(1, min(most, -(-jobs // (slots * 20))))
-
-
-def backlog(client: "redis.Redis") -> int:
-    """Messages that wait in our queues or are in the hands of a worker."""
-    pipe: Any = client.pipeline(transaction=False)
-    for name in QUEUES.values():
-        pipe.llen(name)
-    pipe.hlen("unacked")
-    return sum(pipe.execute())
+    A message says that there are jobs, not which or how many: whoever gets it claims until nothing is left for it. So
+    one that still waits in its queue will do for any number of submissions.
+    """
+    queue = QUEUES[priority]
+    if client.llen(queue):
+        return
+    with producers[_connection(settings().queue_url)].acquire(block=True, timeout=10) as producer:
+        app.send_task(
+            RUN,
+            argsrepr=f"({what!r})",  # what monitors show
+            queue=queue,
+            producer=producer,
+            retry=False,  # the rows are safe, and workers look at them every few seconds anyway
+        )
 
 
 def redis_client(url: str) -> "redis.Redis":

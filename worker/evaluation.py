@@ -7,6 +7,7 @@ from dataclasses import replace
 from hashlib import sha256
 
 from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost, SetupError
+from schemas.images import name_of, wanted
 from schemas.job import Case, JobSpec
 from schemas.lease import Lease
 from schemas.limits import Limits
@@ -44,14 +45,14 @@ DEATHS = 2
 
 async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Settings) -> Result:
     """Run one job to its result. Raises `SandboxLost` when it was our sandboxes that failed, not the program."""
-    spec = lease.spec
+    spec, image = lease.spec, lease.image or wanted(lease.spec, settings)
     began = time.monotonic()
-    await _equipped(spec, pool, artifacts, settings)
-    made = await _compiled(spec, pool, artifacts, settings)
+    await _equipped(spec, image, pool, artifacts, settings)
+    made = await _compiled(spec, image, pool, artifacts)
     if made is not None and (refused := compiled(made)) is not None:
         return _result(lease, [refused], None, time.monotonic() - began, settings.worker_name)
     binary = None if made is None else made.stdout
-    shape, patience = shape_of(spec, settings, binary), True
+    shape, patience = shape_of(spec, image, binary), True
     runs: list[CaseResult] = []
     room = TEXTS * spec.limits.output_bytes
     for index, case in enumerate(spec.cases or (None,)):
@@ -82,10 +83,10 @@ def _within(run: CaseResult, room: int) -> CaseResult:
     )
 
 
-async def _equipped(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: Settings) -> None:
+async def _equipped(spec: JobSpec, image: str, pool: Pool, artifacts: Artifacts, settings: Settings) -> None:
     """`SetupError` if the image lacks what the job's language needs: no program must pay for that. Asked once of an
     image, where no program is."""
-    image, needed = _image(spec, settings), LANGUAGES[spec.runs].needs
+    needed = LANGUAGES[spec.runs].needs
     if needed == "bash" or (needed == "python3" and image == settings.image):
         return  # where there is no bash, `sh` will do
     program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
@@ -96,15 +97,16 @@ async def _equipped(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: S
 
     found = await artifacts.get(f"{image} {needed}", ask)
     if found.exit_code != 0:
-        raise SetupError(f"image: {image} has no {needed}, which {spec.runs} needs; `evalpool images build code` has")
+        raise SetupError(
+            f"image: {name_of(image)} has no {needed}, which {spec.runs} needs; `evalpool images build code` has"
+        )
 
 
-async def _compiled(spec: JobSpec, pool: Pool, artifacts: Artifacts, settings: Settings) -> Outcome | None:
+async def _compiled(spec: JobSpec, image: str, pool: Pool, artifacts: Artifacts) -> Outcome | None:
     """What the job's compiler made of it, now or for another job; nothing where there is nothing to compile."""
     program = TOOLS[spec.tool].compiler(spec)
     if program is None:
         return None
-    image = _image(spec, settings)
     held = len(program.code) + sum(map(len, program.files.values())) + program.limits.output_bytes
     shape = _shape(image, program.limits, held)
 
@@ -214,7 +216,7 @@ async def _asked(code: str, files: dict[str, bytes], pool: Pool, settings: Setti
     return (said.exit_code == 0 if decided else None), f": {words}" if words else ""
 
 
-def shape_of(spec: JobSpec, settings: Settings, binary: bytes | None = None) -> Shape:
+def shape_of(spec: JobSpec, image: str, binary: bytes | None = None) -> Shape:
     """The sandbox a job needs for all its cases; what was compiled may be larger than its text."""
     stdin = max((len(case.stdin) for case in spec.cases), default=len(spec.stdin))
     held = (
@@ -223,13 +225,7 @@ def shape_of(spec: JobSpec, settings: Settings, binary: bytes | None = None) -> 
         + sum(map(len, spec.files.values()))
         + len(spec.check or "")
     )
-    return _shape(_image(spec, settings), spec.limits, held + 2 * spec.limits.output_bytes)
-
-
-def _image(spec: JobSpec, settings: Settings) -> str:
-    if spec.tool == "notebook_executor":
-        return spec.image or settings.notebook_image
-    return spec.image or (settings.image if spec.runs in ("python", "bash") else settings.code_image)
+    return _shape(image, spec.limits, held + 2 * spec.limits.output_bytes)
 
 
 def _shape(image: str, limits: Limits, held: int) -> Shape:

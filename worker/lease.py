@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 from schemas.lease import Lease
-from schemas.store import Store
+from schemas.store import Claim, Store
+from schemas.version import version
 from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.lease")
 
-LOST, CANCELLED, PUT_BACK = "lease lost", "cancelled by its caller", "put back"
+LOST, CANCELLED, PUT_BACK, GIVEN_BACK = "lease lost", "cancelled by its caller", "put back", "given back"
 """Why a running job is stopped; the message of its cancellation."""
 
 
@@ -23,9 +25,15 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def claim(self, count: int) -> list[Lease]:
-        """The next so many jobs whose turn it is, or as many as there are."""
-        return await self._ledger.call(Store.lease, count, self._worker, self._seconds)
+    async def claim(self, count: int, without: Collection[str]) -> Claim:
+        """The next so many jobs whose turn it is, or as many as there are; none that runs in one of these images."""
+        return await self._ledger.call(
+            Store.claim, count, self._worker, self._seconds, version=version(), without=without
+        )
+
+    def held(self) -> list[tuple[Lease, "asyncio.Task[None]"]]:
+        """Every lease, with the task that runs the job."""
+        return list(self._held.values())
 
     def hold(self, lease: Lease, task: "asyncio.Task[None]") -> None:
         """Renew this lease until `drop`."""

@@ -1,9 +1,12 @@
-"""Rings again for jobs that nobody is at. Runs in every worker: when two do it at once, it costs a message too many."""
+"""Looks at the ledger every few seconds: for jobs whose worker fell silent, for batches that somebody left half done,
+and for jobs of which no message has told. Runs in every worker; that several do it at once does no harm."""
 
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
 
+from schemas.fleet import Member
 from schemas.settings import Settings
 from schemas.store import Store
 from worker.announcer import Announcer
@@ -11,43 +14,57 @@ from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.reconciler")
 
-GRACE_LOOKS = 5
-"""How long a submission may take from its commit to its last message, in looks of a reconciler."""
-STALE_LOOKS = 3
-"""How old an announcement must be before an empty queue proves that it was lost."""
-AT_ONCE = 5000
-
 
 class Reconciler:
-    """Compares the ledger with the queue."""
+    """Makes the ledger's word good, whatever became of messages."""
 
-    def __init__(self, ledger: Ledger, announcer: Announcer, settings: Settings) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        announcer: Announcer,
+        settings: Settings,
+        *,
+        report: Callable[[], Awaitable[Member]],
+        work: Callable[[], None],
+    ) -> None:
         self._ledger, self._announcer, self._settings = ledger, announcer, settings
-        self._empty_looks = 0
+        self._report, self._work = report, work
         self.counts: Counter[str] = Counter()
 
     async def keep(self) -> None:
         """Look for ever."""
         while True:
-            try:
-                await self.look()
-            except Exception as error:  # Redis or the database is away: the next look will do
-                log.warning("could not reconcile: %s", error, extra={"action": "reconcile_failed"})
+            await self.look()
             await asyncio.sleep(self._settings.reconcile_seconds)
 
-    async def look(self) -> int:
-        """Once: put back what has no live lease, and announce what waits unannounced; how many were announced."""
+    async def look(self) -> None:
+        """Once. A step that fails does not keep the others from being taken."""
+        for step in (self._tell, self._expire, self._finish):
+            try:
+                await step()
+            except Exception as error:  # the database is away, or a row is broken: the next look will do
+                self.counts["failed"] += 1
+                log.warning(
+                    "could not reconcile (%s): %s", step.__name__.strip("_"), error,
+                    extra={"action": "reconcile_failed"},
+                )  # fmt: skip
+        self._work()
+
+    async def _tell(self) -> None:
+        """Say that this worker is alive, and what it can run."""
+        await self._ledger.call(Store.report, await self._report())
+
+    async def _expire(self) -> None:
+        """Put back what has no live lease."""
         expired = await self._ledger.call(Store.expire, self._settings.max_attempts)
         if expired:
             self.counts["expired"] += expired
             log.warning("%d jobs lost their worker", expired, extra={"action": "leases_expired"})
-        # A queue that is long and moves is no reason to ring again; one that is empty while jobs wait is.
-        self._empty_looks = 0 if await self._announcer.backlog() else self._empty_looks + 1
-        pace = self._settings.reconcile_seconds
-        stale = max(1.0, STALE_LOOKS * pace) if self._empty_looks >= 2 else None
-        waiting = await self._ledger.call(Store.unannounced, grace=GRACE_LOOKS * pace, stale=stale, limit=AT_ONCE)
-        if waiting:
-            await self._announcer.announce(waiting)
-            self.counts["announced"] += len(waiting)
-            log.info("%d jobs were announced again", len(waiting), extra={"action": "announced"})
-        return len(waiting)
+            self._announcer.wake(f"{expired} jobs lost their worker")
+
+    async def _finish(self) -> None:
+        """Do what was left undone with batches whose submitter, or canceller, is gone."""
+        for batch_id in await self._ledger.call(Store.abandoned):
+            log.warning("finishing what was begun with a batch", extra={"action": "finish", "batch": batch_id})
+            await self._ledger.call(Store.finish, batch_id)
+            self._announcer.wake(f"batch {batch_id}")

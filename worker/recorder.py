@@ -27,8 +27,8 @@ Waiting = tuple[Result, "asyncio.Future[None]"]
 class Recorder:
     """Takes results from running jobs and says when each is safe."""
 
-    def __init__(self, ledger: Ledger, announcer: Announcer, under_way: Callable[[], int]) -> None:
-        self._ledger, self._announcer, self._under_way = ledger, announcer, under_way
+    def __init__(self, ledger: Ledger, announcer: Announcer, under_way: Callable[[], int], writer: str = "") -> None:
+        self._ledger, self._announcer, self._under_way, self._writer = ledger, announcer, under_way, writer
         self._queue: asyncio.Queue[Waiting] = asyncio.Queue(maxsize=GROUP * 4)
 
     async def record(self, result: Result) -> None:
@@ -54,7 +54,7 @@ class Recorder:
         """Until it has worked: with the database away the jobs wait here, and no more are taken than fit."""
         while True:
             try:
-                new = await self._ledger.call(Store.record, [result for result, _ in group])
+                new = await self._ledger.call(Store.record, [result for result, _ in group], self._writer)
                 self._announcer.ring(new)
                 break
             except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:  # it is away, locked or full

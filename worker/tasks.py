@@ -1,4 +1,4 @@
-"""The only task. Its ids say what was announced; which jobs are run is for the ledger to say, by their turns."""
+"""The only task: a wake-up. Which jobs are run is for the ledger to say, by their turns."""
 
 from worker.celery import RUN, app
 from worker.lifecycle import runner
@@ -7,9 +7,15 @@ MOST_IDS = 1000
 
 
 @app.task(name=RUN)
-def run(job_ids: object) -> None:
-    """Lease, evaluate, record; the message is acknowledged when this returns."""
-    if not isinstance(job_ids, list) or len(job_ids) > MOST_IDS or not all(isinstance(each, str) for each in job_ids):
-        runner().bury("not a list of job ids", job_ids)
-        return
-    runner().run(len(job_ids))
+def run(*told: object) -> None:
+    """Claim and run jobs until nothing is left for this worker; the message is acknowledged when this returns."""
+    if told and not _ids(told):
+        runner().bury("not a wake-up", told)
+    runner().run()
+
+
+def _ids(told: tuple[object, ...]) -> bool:
+    """Whether this is a message of an older version, which listed ids of jobs; it wakes as any other does."""
+    (first, *more) = told
+    listed = isinstance(first, list) and len(first) <= MOST_IDS and all(isinstance(each, str) for each in first)
+    return listed and not more

@@ -1,13 +1,24 @@
 """Submission: validated as a whole, committed at once, then told to Redis."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
 from api import get_batch, get_job, submit_batch, submit_job
-from api.jobs import republish
-from schemas import BatchNotFound, Case, InvalidJob, JobNotFound, JobSpec, Limits, QueueUnavailable, State
+from api.jobs import submit_stream
+from schemas import (
+    BatchNotFound,
+    Case,
+    IdempotencyConflict,
+    InvalidJob,
+    JobNotFound,
+    JobSpec,
+    Limits,
+    QueueUnavailable,
+    State,
+)
 from schemas.store import Store
 from tests.api.conftest import rows
 from worker.celery import QUEUES
@@ -61,14 +72,13 @@ def test_a_job_is_stored_and_queued(store: Store, redis_url: str) -> None:
     assert job.state() is State.QUEUED
     assert get_job(job.id).batch_id == job.batch_id
     assert messages(redis_url) == 1
-    assert store.unannounced(grace=0, stale=None, limit=10) == []
 
 
 @pytest.mark.redis
 def test_a_batch_takes_specs_and_mappings_and_keeps_their_order(store: Store, redis_url: str) -> None:
     given: list[Any] = [JobSpec(code="a", priority="low"), {"code": "b", "cases": [Case("1", "2")]}, {"code": "c"}]
     batch = submit_batch(iter(given), name="three")
-    leased = sorted(store.lease(3, "me", 60), key=lambda lease: lease.job_id)
+    leased = sorted(store.claim(3, "me", 60).leases, key=lambda lease: lease.job_id)
     assert [lease.spec.code for lease in leased] == ["a", "b", "c"]
     assert store.batch(batch.id).name == "three"
     assert get_batch(batch.id).progress().total == 3
@@ -98,16 +108,52 @@ def test_without_redis_the_rows_stay_and_the_error_says_so(store: Store, monkeyp
     with pytest.raises(QueueUnavailable) as caught:
         submit_batch([{"code": "x"}, {"code": "y"}])
     assert get_batch(caught.value.batch_id).progress().queued == 2
-    assert len(store.unannounced(grace=-1, stale=None, limit=10)) == 2
+    assert len(store.claim(9, "w", 60).leases) == 2
 
 
 @pytest.mark.redis
-def test_a_new_redis_is_told_of_what_an_earlier_one_knew(store: Store, redis_url: str) -> None:
-    submit_batch([{"code": "x"}, {"code": "y", "priority": "high"}])
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
-    republish()
-    assert messages(redis_url) == 2
+def test_one_waiting_message_does_for_any_number_of_jobs(store: Store, redis_url: str) -> None:
+    for _ in range(20):
+        submit_job(code="x")
+    submit_batch([{"code": "x"}] * 7000)
+    assert messages(redis_url) == 1
+
+
+@pytest.mark.redis
+def test_the_same_key_for_other_jobs_is_refused(store: Store, redis_url: str) -> None:
+    first = submit_batch([{"code": "x"}, {"code": "y"}], idempotency_key="once")
+    for other in ([{"code": "x"}], [{"code": "x"}, {"code": "z"}]):
+        with pytest.raises(IdempotencyConflict, match=first.id):
+            submit_batch(other, idempotency_key="once")
+    assert rows(store) == 3
+
+
+@pytest.mark.redis
+def test_a_stream_that_is_taken_up_with_other_jobs_is_refused(store: Store, redis_url: str) -> None:
+    def interrupted() -> Iterator[JobSpec]:
+        yield from (JobSpec(code=f"{n}") for n in range(5000))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        submit_stream(interrupted(), 6000, idempotency_key="stream")
+    others = [JobSpec(code=f"{n}") for n in range(4999)] + [JobSpec(code="other")] * 1001
+    with pytest.raises(IdempotencyConflict, match="job 4999 differs"):
+        submit_stream(others, 6000, idempotency_key="stream")
+    with pytest.raises(IdempotencyConflict, match="6000"):
+        submit_stream(others, 7000, idempotency_key="stream")
+    batch = submit_stream((JobSpec(code=f"{n}") for n in range(6000)), 6000, idempotency_key="stream")
+    assert len(store.stored(batch.id, 0, 10_000)) == 6000
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 1001, "\ud800"])
+def test_a_name_that_no_database_takes_is_refused(store: Store, name: str) -> None:
+    with pytest.raises(InvalidJob, match=r"^name: "):
+        submit_batch([{"code": "x"}], name=name)
+    with pytest.raises(InvalidJob, match=r"^idempotency_key: "):
+        submit_batch([{"code": "x"}], idempotency_key=name)
+    with pytest.raises(InvalidJob, match=r"^name: "):
+        submit_stream([JobSpec(code="x")], 1, name=name)
+    assert rows(store) == 0
 
 
 def test_an_unknown_id_is_not_found(store: Store) -> None:

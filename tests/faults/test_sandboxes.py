@@ -35,7 +35,7 @@ def test_f14_a_poison_job_is_given_up_and_the_others_do_not_notice(fleet: Fleet)
     with _killer(fleet, worker, "sleep 4242") as killed:
         fleet.wait_done()
     fleet.finish()
-    result = fleet.store.results([job_id(batch.id, 20)])[0]
+    result = next(fleet.store.results([job_id(batch.id, 20)]))[0]
     assert result.attempt == 3
     assert len(killed) >= 3
     assert "attempt 3" in result.detail

@@ -11,26 +11,26 @@ from pathlib import Path
 import pytest
 
 from api import submit_batch
-from api.jobs import republish
 from schemas import JobSpec, Limits, QueueUnavailable, Verdict
 from tests.conftest import PATIENCE, ROOT, eventually
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import Known, mixed, quick, sleepers
 from tests.faults.proxy import Proxy
 from tests.faults.servers import RedisServer, free_port
+from worker.celery import wake
 
 BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
 
 
 @BOTH
 def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
-    """Both look ten times a second, and a client tells Redis of every waiting job over and over."""
+    """Both look ten times a second, and a client wakes them over and over."""
     workers = [fleet.start(ready=False, EVALPOOL_RECONCILE_SECONDS="0.1") for _ in range(2)]
     batch = fleet.submit(mixed(50))
     for worker in workers:
         worker.wait_ready()
     while fleet.done() < 40:
-        republish()
+        wake(fleet.broker.client, "again")
         time.sleep(0.1)
     fleet.finish()
     assert {result.attempt for result in fleet.store.batch_results(batch.id)} == {1}

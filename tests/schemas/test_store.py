@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import event, text
+from sqlalchemy import text
 from sqlmodel import SQLModel
 
 from schemas import (
@@ -81,38 +81,38 @@ def test_two_callers_with_one_key_at_once_make_one_batch(store: Store) -> None:
 
 def test_a_lease_is_given_once(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    first = store.lease(2, "w1", 60)
+    first = store.claim(2, "w1", 60).leases
     assert [(lease.job_id, lease.attempt, lease.spec) for lease in first] == [
         ("b-000000", 1, JOBS[0]),
         ("b-000001", 1, JOBS[1]),
     ]
-    assert [lease.job_id for lease in store.lease(9, "w2", 60)] == ["b-000002", "b-000003"]
-    assert store.lease(9, "w3", 60) == []
+    assert [lease.job_id for lease in store.claim(9, "w2", 60).leases] == ["b-000002", "b-000003"]
+    assert store.claim(9, "w3", 60).leases == []
 
 
 def test_an_expired_lease_is_given_again_as_another_attempt(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    store.lease(1, "dead", -1)
+    store.claim(1, "dead", -1)
     assert store.expire(3) == 1
-    again = store.lease(1, "w", 60)
+    again = store.claim(1, "w", 60).leases
     assert [(lease.job_id, lease.attempt) for lease in again] == [("b-000000", 2)]
 
 
 def test_a_job_whose_workers_fall_silent_is_given_up_in_the_end(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
     for _ in range(3):
-        store.lease(1, "dead", -1)
+        store.claim(1, "dead", -1)
         assert store.expire(3) == 1
-    (given_up,) = store.results(["b-000000"])
+    (given_up,) = next(store.results(["b-000000"]), [])
     assert (given_up.verdict, given_up.attempt) == (Verdict.SANDBOX_ERROR, 3)
-    assert store.lease(1, "w", 60) == []
+    assert store.claim(1, "w", 60).leases == []
 
 
 def test_renewal_tells_what_is_lost_and_what_is_cancelled(store: Store) -> None:
     store.add_batch("b", JOBS[:3], None, None)
-    store.lease(3, "w", 60)
+    store.claim(3, "w", 60)
     store.add_batch("c", JOBS[:2], None, None)
-    store.lease(2, "w", 60)
+    store.claim(2, "w", 60)
     store.cancel(job_id="c-000000")
     held = {"b-000000": 1, "b-000001": 9, "b-000002": 1, "c-000000": 1, "c-000001": 1}
     assert store.renew(held, "other", 60) == (set(held), set())
@@ -121,32 +121,32 @@ def test_renewal_tells_what_is_lost_and_what_is_cancelled(store: Store) -> None:
 
 def test_a_job_that_was_finished_meanwhile_is_not_lost(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    (lease,) = store.lease(1, "w", 60)
+    (lease,) = store.claim(1, "w", 60).leases
     store.record([result(lease)])
     assert store.renew({"b-000000": 1}, "w", 60) == (set(), set())
 
 
 def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    untried, tried = store.lease(2, "w", 60)
-    store.release(untried)
+    untried, tried = store.claim(2, "w", 60).leases
+    store.put_back([untried], "w")
     store.release(tried, "the container\nis gone")
-    first, second = store.lease(2, "w", 60)
+    first, second = store.claim(2, "w", 60).leases
     assert (first.attempt, first.failures) == (1, ())
     assert (second.attempt, second.failures) == (2, ("the container is gone",))
     store.release(second, "again")
-    assert store.lease(1, "w", 60)[0].failures == ("the container is gone", "again")
+    assert store.claim(1, "w", 60).leases[0].failures == ("the container is gone", "again")
 
 
 def test_a_worker_that_failed_with_a_job_leaves_it_to_another_for_a_while(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
-    (lease,) = store.lease(1, "w1", 60)
+    (lease,) = store.claim(1, "w1", 60).leases
     store.release(lease, "the container is gone", shun=60)
-    assert not store.lease(1, "w1", 60)
-    (again,) = store.lease(1, "w2", 60)
+    assert not store.claim(1, "w1", 60).leases
+    (again,) = store.claim(1, "w2", 60).leases
     store.release(again, "here too", shun=0.01)
     time.sleep(0.05)
-    assert store.lease(1, "w2", 60)  # there is nobody else
+    assert store.claim(1, "w2", 60).leases  # there is nobody else
 
 
 def test_letters_are_kept(store: Store) -> None:
@@ -156,18 +156,18 @@ def test_letters_are_kept(store: Store) -> None:
 
 def test_a_stale_release_changes_nothing(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
-    (old,) = store.lease(1, "w1", -1)
+    (old,) = store.claim(1, "w1", -1).leases
     store.expire(3)
-    store.lease(1, "w2", 60)
+    store.claim(1, "w2", 60)
     store.release(old, "late")
     assert store.state("b-000000") is State.RUNNING
 
 
 def test_batches_take_turns(store: Store) -> None:
     store.add_batch("a", [JobSpec(code="x")] * 1000, None, None)
-    store.lease(100, "w", 60)
+    store.claim(100, "w", 60)
     store.add_batch("b", [JobSpec(code="x")] * 10, None, None)
-    next_ones = [lease.batch_id for lease in store.lease(20, "w", 60)]
+    next_ones = [lease.batch_id for lease in store.claim(20, "w", 60).leases]
     assert next_ones.count("b") == 10
 
 
@@ -175,41 +175,42 @@ def test_a_priority_overtakes_many_but_starves_nobody(store: Store) -> None:
     store.add_batch("low", [JobSpec(code="x", priority=Priority.LOW)], None, None)
     store.add_batch("normal", [JobSpec(code="x")] * 5, None, None)
     store.add_batch("high", [JobSpec(code="x", priority=Priority.HIGH)] * 5, None, None)
-    assert [lease.batch_id for lease in store.lease(11, "w", 60)] == ["high"] * 5 + ["normal"] * 5 + ["low"]
+    assert [lease.batch_id for lease in store.claim(11, "w", 60).leases] == ["high"] * 5 + ["normal"] * 5 + ["low"]
     store.add_batch("low2", [JobSpec(code="x", priority=Priority.LOW)], None, None)
     for served in range(3000):
         store.add_batch(f"h{served}", [JobSpec(code="x", priority=Priority.HIGH)], None, None)
-        if store.lease(1, "w", 60)[0].batch_id == "low2":
+        if store.claim(1, "w", 60).leases[0].batch_id == "low2":
             break
     assert 10 < served < 200
 
 
 def test_the_first_result_wins(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    (lease,) = store.lease(1, "w", 60)
+    (lease,) = store.claim(1, "w", 60).leases
     assert store.record([result(lease)]) == {"b-000000"}
     assert store.record([result(lease, Verdict.RUNTIME_ERROR)]) == set()
-    (stored,) = store.results(["b-000000"])
+    (stored,) = next(store.results(["b-000000"]), [])
     assert stored.verdict is Verdict.PASSED
     assert store.progress("b").model_dump(include={"queued", "finished", "total"}) == {
         "queued": 3,
         "finished": 1,
         "total": 4,
     }
-    assert "b-000000" not in [again.job_id for again in store.lease(9, "w", 60)]
+    assert "b-000000" not in [again.job_id for again in store.claim(9, "w", 60).leases]
 
 
 def test_the_first_result_wins_within_one_commit_too(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    (lease,) = store.lease(1, "w", 60)
+    (lease,) = store.claim(1, "w", 60).leases
     assert store.record([result(lease), result(lease, Verdict.CANCELLED)]) == {"b-000000"}
-    assert (store.results(["b-000000"])[0].verdict, store.state("b-000000")) == (Verdict.PASSED, State.FINISHED)
+    (stored,) = next(store.results(["b-000000"]))
+    assert (stored.verdict, store.state("b-000000")) == (Verdict.PASSED, State.FINISHED)
 
 
 def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
     spec = JobSpec(code="x", task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=[Case("", "")])
     store.add_batch("b", [spec], None, None)
-    (lease,) = store.lease(1, "w", 60)
+    (lease,) = store.claim(1, "w", 60).leases
     metrics = Metrics(wall_seconds=1.5, cpu_seconds=0.5, peak_memory_bytes=5 << 30, oom_killed=True, processes_peak=3)
     case = CaseResult(index=0, verdict=Verdict.WRONG_ANSWER, stdout="ü", detail="d", metrics=metrics)
     given = result(
@@ -219,17 +220,17 @@ def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
         stdout_truncated=True,
     )  # fmt: skip
     store.record([given])
-    assert store.results(["b-000000"]) == [given]
+    assert next(store.results(["b-000000"]), []) == [given]
     assert list(store.batch_results("b")) == [given]
 
 
 def test_cancel_ends_the_waiting_jobs_and_no_late_result_replaces_that(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
-    (running,) = store.lease(1, "w", 60)
+    (running,) = store.claim(1, "w", 60).leases
     assert store.cancel(batch_id="b") == 3
     progress = store.progress("b")
     assert (progress.cancelled, progress.running, progress.verdicts) == (3, 1, {Verdict.CANCELLED: 3})
-    assert store.lease(9, "w", 60) == []
+    assert store.claim(9, "w", 60).leases == []
     store.record([result(running)])
     assert store.progress("b").complete
     assert store.cancel(batch_id="b") == 0
@@ -237,21 +238,10 @@ def test_cancel_ends_the_waiting_jobs_and_no_late_result_replaces_that(store: St
 
 def test_a_cancelled_job_that_is_put_back_never_runs(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
-    store.lease(1, "dead", -1)
+    store.claim(1, "dead", -1)
     assert store.cancel(job_id="b-000000") == 0
     assert store.expire(3) == 1
     assert store.progress("b").verdicts == {Verdict.CANCELLED: 1}
-
-
-def test_what_redis_was_not_told_is_found(store: Store) -> None:
-    store.add_batch("b", [*JOBS, JobSpec(code="x", priority=Priority.HIGH)], None, None)
-    assert store.unannounced(grace=60, stale=None, limit=10) == []
-    assert len(store.unannounced(grace=-1, stale=None, limit=3)) == 3
-    store.mark_published(ids("b", 0, 1, 2, 3))
-    assert store.unannounced(grace=-1, stale=None, limit=10) == [("b-000004", "high")]
-    assert len(store.unannounced(grace=60, stale=-1, limit=10)) == 4
-    store.release(store.lease(2, "w", 60)[1], "failed")
-    assert store.unannounced(grace=60, stale=None, limit=10) == [("b-000000", "normal")]
 
 
 def test_the_migrations_give_the_tables_of_the_models(store: Store) -> None:
@@ -268,16 +258,3 @@ def test_a_schema_from_the_future_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(SchemaMismatch, match="9999"):
         Database(url)
-
-
-def test_a_look_at_what_waits_unannounced_reads_no_other_job(tmp_path: Path) -> None:
-    store = Store(Database(f"sqlite:///{tmp_path / 'x.db'}"))
-    asked: list[tuple[str, object]] = []
-    event.listen(store.database.engine, "before_cursor_execute", lambda *call: asked.append((call[2], call[3])))
-    store.unannounced(grace=5, stale=None, limit=10)
-    store.unannounced(grace=5, stale=9, limit=10)
-    looks = [(statement, values) for statement, values in asked if statement.startswith("SELECT")]
-    with store.database.read() as db:
-        plans = [db.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", values).all() for statement, values in looks]
-    assert ["ix_jobs_unannounced" in str(plans[0]), "ix_jobs_queue" in str(plans[1])] == [True, True]
-    store.database.close()

@@ -29,8 +29,7 @@ def test_what_a_job_only_carries_along_does_not_make_it_another() -> None:
 
 def test_one_of_them_runs_and_all_get_the_result(store: Store) -> None:
     store.add_batch("b", SAME, None, None, digests(SAME))
-    assert [pair[0] for pair in store.unannounced(grace=-1, stale=None, limit=9)] == ["b-000000"]
-    (lease,) = store.lease(9, "w", 60)
+    (lease,) = store.claim(9, "w", 60).leases
     assert store.state("b-000001") is State.QUEUED
     assert store.progress("b") == Progress(total=4, queued=3, running=1)
     assert store.record([result(lease, cases=())]) == {f"b-{n:06}" for n in range(4)}
@@ -46,7 +45,7 @@ def test_cases_come_along(store: Store) -> None:
     from schemas import CaseResult
 
     store.add_batch("b", SAME[:2], None, None, digests(SAME[:2]))
-    (lease,) = store.lease(9, "w", 60)
+    (lease,) = store.claim(9, "w", 60).leases
     store.record([result(lease, cases=(CaseResult(index=0, verdict=Verdict.PASSED, stdout="7"),))])
     assert [each.cases[0].stdout for each in store.batch_results("b")] == ["7", "7"]
 
@@ -54,9 +53,9 @@ def test_cases_come_along(store: Store) -> None:
 @pytest.mark.parametrize("verdict", [Verdict.SANDBOX_ERROR, Verdict.CANCELLED])
 def test_what_says_nothing_about_the_program_is_not_shared(store: Store, verdict: Verdict) -> None:
     store.add_batch("b", SAME[:2], None, None, digests(SAME[:2]))
-    (lease,) = store.lease(9, "w", 60)
+    (lease,) = store.claim(9, "w", 60).leases
     assert store.record([result(lease, verdict)]) == {"b-000000"}
-    (second,) = store.lease(9, "w", 60)
+    (second,) = store.claim(9, "w", 60).leases
     assert second.job_id == "b-000001"
     store.record([result(second)])
     assert store.progress("b").verdicts == {verdict: 1, Verdict.PASSED: 1}
@@ -75,14 +74,14 @@ def test_a_stream_goes_on_where_it_was_cut_off(store: Store) -> None:
     assert not store.progress("b").complete
     assert store.open_batch("c", 6, "name", "key", {})[:2] == ("b", 4)
     store.add_jobs("b", 2, specs[2:], 0.0)  # whoever was cut off may still be at it: no job twice
-    assert [lease.spec.code for lease in store.lease(9, "w", 60)] == ["0", "1", "2", "3", "4", "5"]
+    assert [lease.spec.code for lease in store.claim(9, "w", 60).leases] == ["0", "1", "2", "3", "4", "5"]
     assert store.batch("b").about == {"problems": 6}
 
 
 def test_a_twin_that_comes_late_gets_the_result_at_once(store: Store) -> None:
     store.open_batch("b", 2, None, None, {})
     store.add_jobs("b", 0, SAME[:1], 0.0, digests(SAME[:1]), {})
-    (lease,) = store.lease(9, "w", 60)
+    (lease,) = store.claim(9, "w", 60).leases
     store.record([result(lease)])
     assert store.add_jobs("b", 1, SAME[1:2], 0.0, digests(SAME[1:2]), {1: "b-000000"}) == {"b-000001"}
     assert store.progress("b").complete
@@ -92,7 +91,7 @@ def test_results_of_earlier_batches_are_known_by_their_digest(store: Store) -> N
     store.add_batch("b", SAME[:2], None, None, digests(SAME[:2]))
     key = digests(SAME[:1])[0]
     assert store.known([key]) == {}
-    (lease,) = store.lease(9, "w", 60)
+    (lease,) = store.claim(9, "w", 60).leases
     store.record([result(lease)])
     assert store.known([key, "other"]) == {key: "b-000000"}
     store.add_batch("c", [JobSpec(code="z")], None, None)

@@ -1,74 +1,90 @@
-"""What nobody is at is announced again; what merely waits its turn is not."""
+"""Jobs that no message tells of are found, and one step that fails does not stop the others."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import text
 
-from schemas import JobSpec
+from schemas import JobSpec, State
+from schemas.fleet import Member
 from schemas.settings import settings
 from schemas.store import Store
-from worker import celery, reconciler
+from schemas.tables import CANCELLING
+from tests.conftest import eventually
 from worker.announcer import Announcer
+from worker.celery import QUEUES
 from worker.ledger import Ledger
 from worker.reconciler import Reconciler
 
 pytestmark = pytest.mark.redis
 
-IDS = [f"b-{i:06d}" for i in range(3)]
+
+class Looking:
+    """A reconciler, and how often it has set its worker to work."""
+
+    def __init__(self, store: Store) -> None:
+        self.works = 0
+        self.ledger = Ledger(store)
+        self.announcer = Announcer(settings())
+        self.reconciler = Reconciler(self.ledger, self.announcer, settings(), report=self._report, work=self._work)
+
+    async def _report(self) -> Member:
+        return Member(name="w", images={"a:1": "sha256:1"})
+
+    def _work(self) -> None:
+        self.works += 1
 
 
 @pytest.fixture
-def looking(store: Store, redis_url: str) -> Iterator[Reconciler]:
+def looking(store: Store, redis_url: str) -> Iterator[Looking]:
     store.add_batch("b", [JobSpec(code="x")] * 3, None, None)
-    ledger = Ledger(store)
-    announcer = Announcer(ledger, settings())
-    yield Reconciler(ledger, announcer, settings())
-    announcer.close()
+    made = Looking(store)
+    yield made
+    made.announcer.close()
 
 
 def queued(url: str) -> int:
     with redis.Redis.from_url(url) as client:
-        return celery.backlog(client)
+        return sum(int(client.llen(queue)) for queue in QUEUES.values())  # type: ignore[arg-type]
 
 
-async def test_rows_that_were_committed_but_never_published_are_found(
-    looking: Reconciler, store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+async def test_every_look_sets_the_worker_to_work_whatever_redis_says(
+    looking: Looking, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await looking.look() == 0
-    monkeypatch.setattr(reconciler, "GRACE_LOOKS", -1)
-    assert await looking.look() == 3
-    assert queued(redis_url) == 3
-    assert await looking.look() == 0
-
-
-async def test_a_silent_workers_jobs_are_announced_again(looking: Reconciler, store: Store, redis_url: str) -> None:
-    store.mark_published(IDS)
-    store.lease(2, "dead", -1)
-    assert await looking.look() == 2
-    assert queued(redis_url) == 2
-
-
-async def test_an_emptied_queue_is_noticed_and_a_moving_one_left_alone(
-    looking: Reconciler, store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reconciler, "max", min, raising=False)
-    monkeypatch.setattr(reconciler, "STALE_LOOKS", -1)
-    celery.publish([(job_id, "normal") for job_id in IDS], 1)
-    store.mark_published(IDS)
-    assert [await looking.look() for _ in range(3)] == [0, 0, 0]
-    assert queued(redis_url) == 3
+    await looking.reconciler.look()
     with redis.Redis.from_url(redis_url) as client:
         client.flushall()
-    assert [await looking.look() for _ in range(2)] == [0, 3]
-    assert queued(redis_url) == 3
+    await looking.reconciler.look()
+    assert looking.works == 2
 
 
-async def test_with_redis_away_nothing_is_marked(
-    looking: Reconciler, store: Store, monkeypatch: pytest.MonkeyPatch
+async def test_the_jobs_of_a_silent_worker_wait_again_and_the_others_are_woken(
+    looking: Looking, store: Store, redis_url: str
 ) -> None:
-    monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
-    monkeypatch.setattr(reconciler, "GRACE_LOOKS", -1)
-    with pytest.raises(celery.UNREACHABLE):
-        await looking.look()
-    assert len(store.unannounced(grace=-1, stale=None, limit=9)) == 3
+    store.claim(2, "dead", -1)
+    await looking.reconciler.look()
+    assert [store.state(f"b-{n:06}") for n in range(3)] == [State.QUEUED] * 3
+    eventually(lambda: queued(redis_url) == 1)  # one message for any number of jobs
+
+
+async def test_a_step_that_fails_does_not_stop_the_others(
+    looking: Looking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> int:
+        raise ValueError("a row that cannot be")
+
+    monkeypatch.setattr(store, "expire", broken)
+    monkeypatch.setattr("schemas.store.ABANDONED_SECONDS", -1)
+    with store.database.write() as db:
+        db.execute(text("UPDATE batches SET cancelled_at = 0, todo = :todo"), {"todo": CANCELLING})
+    await looking.reconciler.look()
+    assert store.progress("b").cancelled == 3
+    assert looking.works == 1
+    assert looking.reconciler.counts["failed"] == 1
+
+
+async def test_a_worker_says_what_it_has(looking: Looking, store: Store) -> None:
+    await looking.reconciler.look()
+    assert store.fleet(60).pin("a:1") == "a:1 sha256:1"

@@ -27,12 +27,12 @@ class Stumbling(Store):
         self.failures = failures
         self.groups: list[int] = []
 
-    def record(self, results: Sequence[Result]) -> set[str]:
+    def record(self, results: Sequence[Result], writer: str = "") -> set[str]:
         if self.failures:
             self.failures -= 1
             raise OperationalError("COMMIT", {}, Exception("the disk is full"))
         self.groups.append(len(results))
-        return super().record(results)
+        return super().record(results, writer)
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -41,10 +41,10 @@ async def test_results_are_committed_in_groups_however_often_the_database_stumbl
 ) -> None:
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     store.add_batch("b", [JobSpec(code="x")] * 50, None, None)
-    leases = store.lease(50, "w", 60)
+    leases = store.claim(50, "w", 60).leases
     stumbling = Stumbling(store, failures)
     bell, ledger = Bell(redis_url), Ledger(stumbling)
-    announcer = Announcer(ledger, settings())
+    announcer = Announcer(settings())
     recorder = Recorder(ledger, announcer, lambda: 0)
     keeper = asyncio.create_task(recorder.keep())
     with bell.listen("b") as listener:
@@ -64,14 +64,14 @@ async def test_results_are_committed_in_groups_however_often_the_database_stumbl
 
 async def test_a_second_result_is_dropped_and_its_bearer_goes_on(store: Store, redis_url: str) -> None:
     store.add_batch("b", [JobSpec(code="x")], None, None)
-    (lease,) = store.lease(1, "w", 60)
+    (lease,) = store.claim(1, "w", 60).leases
     ledger = Ledger(store)
-    announcer = Announcer(ledger, settings())
+    announcer = Announcer(settings())
     recorder = Recorder(ledger, announcer, lambda: 0)
     keeper = asyncio.create_task(recorder.keep())
     await recorder.record(finished(lease, Verdict.PASSED, "", "w"))
     await recorder.record(finished(lease, Verdict.WRONG_ANSWER, "", "w"))
-    assert [result.verdict for result in store.results(["b-000000"])] == [Verdict.PASSED]
+    assert [result.verdict for result in next(store.results(["b-000000"]), [])] == [Verdict.PASSED]
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     announcer.close()
@@ -80,17 +80,17 @@ async def test_a_second_result_is_dropped_and_its_bearer_goes_on(store: Store, r
 class Picky(Store):
     """Cannot store one of the results."""
 
-    def record(self, results: Sequence[Result]) -> set[str]:
+    def record(self, results: Sequence[Result], writer: str = "") -> set[str]:
         if any(result.job_id == "b-000003" for result in results):
             raise DataError("INSERT", {}, Exception("not a value of mine"))
-        return super().record(results)
+        return super().record(results, writer)
 
 
 async def test_a_result_that_cannot_be_stored_harms_no_other(store: Store, redis_url: str) -> None:
     store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
-    leases = store.lease(6, "w", 60)
+    leases = store.claim(6, "w", 60).leases
     ledger = Ledger(Picky(store.database))
-    announcer = Announcer(ledger, settings())
+    announcer = Announcer(settings())
     recorder = Recorder(ledger, announcer, lambda: 0)
     keeper = asyncio.create_task(recorder.keep())
     records = (recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases)

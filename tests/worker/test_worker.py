@@ -215,7 +215,7 @@ def test_a_second_signal_puts_the_running_jobs_back_at_once(start_worker: Start,
     worker.process.send_signal(signal.SIGTERM)
     worker.process.wait(PATIENCE)
     assert job.state() == "queued"
-    (lease,) = store.lease(1, "w", 60)
+    (lease,) = store.claim(1, "w", 60).leases
     assert lease.attempt == 1
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
+from weakref import WeakSet
 
 from schemas.errors import EvalpoolError, NoSandbox, SandboxLost
 from worker.sandbox.base import Sandbox, Shape
@@ -44,6 +45,7 @@ class Pool:
         self._changed = asyncio.Condition()
         self._background: set[asyncio.Task[None]] = set()
         self._lending = True
+        self._begun: WeakSet[asyncio.Task[Any]] = WeakSet()
         self.counts: Counter[str] = Counter()
         """What has happened so far: created, lent, reset, and why sandboxes were destroyed."""
 
@@ -64,6 +66,8 @@ class Pool:
         async with self._every_slot() if alone else self._slots:
             sandbox = await self._take(shape, fresh)
             self.counts["lent"] += 1
+            if (task := asyncio.current_task()) is not None:
+                self._begun.add(task)
             kept = False
             try:
                 yield sandbox
@@ -81,6 +85,10 @@ class Pool:
                     for _ in range(self._others):
                         await held.enter_async_context(self._slots)
             yield
+
+    def begun(self, task: "asyncio.Task[Any]") -> bool:
+        """Whether this task has been lent a sandbox by now."""
+        return task in self._begun
 
     def stop_lending(self) -> None:
         """Let the running jobs finish, and turn away the waiting ones."""

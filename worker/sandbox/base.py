@@ -13,6 +13,7 @@ class Shape:
     """What a sandbox is born with and cannot change later. Sandboxes of one shape are interchangeable."""
 
     image: str
+    """As `schemas.images` writes it."""
     memory_mib: int
     processes: int
     disk_mib: int

@@ -38,6 +38,10 @@ def owner_alive(label: str) -> bool:
     return space != _space() or start_time(int(pid)) == started
 
 
+class ImageMissing(SetupError):  # noqa: N818
+    """The engine has not got an image."""
+
+
 class NoAgent(SandboxLost):
     """The image lacks the program that a container was to start with."""
 
@@ -74,7 +78,7 @@ class Engine:
             if "executable file not found" in str(error):
                 raise NoAgent(str(error.explanation)) from error
             if isinstance(error, ImageNotFound):
-                raise SetupError(
+                raise ImageMissing(
                     f"{error.explanation}; `evalpool images build python`, `code` or `notebook` makes evalpool's own, "
                     "and others must be here already (docker pull)"
                 ) from error
@@ -120,6 +124,17 @@ class Engine:
     def ping(self, image: str) -> None:
         """Raises when the engine does not answer, or has not got the image that most jobs need."""
         self.api.inspect_image(image)
+
+    def images(self) -> tuple[dict[str, str], frozenset[str]]:
+        """What is here: name → digest, and all digests."""
+        found = self.api.images()
+        names = {
+            name: str(image["Id"])
+            for image in found
+            for name in [*(image["RepoTags"] or []), *(image["RepoDigests"] or [])]
+            if "<none>" not in name
+        }
+        return names, frozenset(str(image["Id"]) for image in found)
 
     def has(self, image: str) -> bool:
         """Whether the image is here."""

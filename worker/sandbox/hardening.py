@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from schemas.images import exact
 from worker.sandbox.agent import BOOTSTRAP
 from worker.sandbox.base import Shape
 
@@ -17,7 +18,7 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
     """The body of Docker's create call for a sandbox with our agent."""
     memory = (shape.memory_mib + AGENT_MIB + shape.extra_mib) << 20
     return {
-        "Image": shape.image,
+        "Image": exact(shape.image),
         "Entrypoint": ["python3", "-c", BOOTSTRAP],
         "Cmd": [],
         "User": "0:0",

@@ -1,0 +1,136 @@
+"""How jobs end. Whoever moves a job's row to a final state writes its result, in the same transaction: so every job
+gets exactly one. The counts of its batch move with it, and so do the jobs that wait for the same result."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, null, select, update
+from sqlmodel import SQLModel
+
+from schemas import rows, twins
+from schemas.database import clock, upsert
+from schemas.result import Result
+from schemas.tables import FINAL_STATE, HELD, TWIN, ResultRow
+from schemas.verdict import State, Verdict
+
+OPEN = (State.QUEUED, State.RUNNING, TWIN, HELD)
+"""The states of jobs that have no result yet."""
+WAITING = (State.QUEUED, TWIN, HELD)
+"""Those of them that nobody runs."""
+
+_jobs = SQLModel.metadata.tables["jobs"]
+_results = SQLModel.metadata.tables["results"]
+_cases = SQLModel.metadata.tables["cases"]
+_tallies = SQLModel.metadata.tables["tallies"]
+
+_BLANK = ResultRow(job_id="", batch_id="", verdict="", finished_at=0, size=0).model_dump()
+
+
+def record(db: Connection, results: Sequence[Result], writer: str) -> set[str]:
+    """Store the results of jobs that have none yet. Which jobs have got one, those that share one included."""
+    by_id = {result.job_id: result for result in reversed(results)}  # the first one of a job wins
+    locked = lock(db, by_id.keys(), OPEN)
+    for state in (State.FINISHED, State.CANCELLED):
+        ended = [job_id for job_id in locked if FINAL_STATE[by_id[job_id].verdict] is state]
+        if ended:
+            db.execute(update(_jobs).where(_jobs.c.id.in_(ended)).values(state=state, lease_until=null()))
+    new = _insert(db, [rows.result_row(by_id[job_id]) for job_id in locked], writer)
+    cases = [row for job_id in locked if job_id in new for row in rows.case_rows(by_id[job_id])]
+    if cases:
+        db.execute(insert(_cases), cases)
+    return new | share(db, new, writer)
+
+
+def end(db: Connection, which: Any, verdict: Verdict, detail: str, writer: str = "") -> set[str]:
+    """Give these jobs a result without a run. Which jobs have got one, those that share one included."""
+    ended = db.execute(
+        update(_jobs)
+        .where(which, _jobs.c.state.in_(OPEN))
+        .values(state=FINAL_STATE[verdict], lease_until=null())
+        .returning(_jobs.c.id, _jobs.c.batch_id, _jobs.c.attempt, clock().label("now"))
+    ).all()
+    blank = _BLANK | {"verdict": verdict.value, "detail": detail}
+    new = _insert(
+        db,
+        [
+            blank | {"job_id": row.id, "batch_id": row.batch_id, "attempt": row.attempt, "finished_at": row.now}
+            for row in ended
+        ],
+        writer,
+    )
+    return new | share(db, new, writer)
+
+
+def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str]:
+    """Give the twins of those that have a verdict their results; where the leader failed by our own fault or was
+    cancelled, put a twin into the queue instead. Which jobs have got a result."""
+    served: set[str] = set()
+    while leaders:
+        waited_for = select(_jobs.c.twin_of).where(twins.of(leaders)).distinct()
+        given = select(_results.c.job_id, _results.c.verdict).where(_results.c.job_id.in_(waited_for))
+        verdicts = {row.job_id: Verdict(row.verdict) for row in db.execute(given)}
+        scored = [leader for leader, verdict in verdicts.items() if verdict.scored]
+        for failed in sorted(verdicts.keys() - set(scored)):
+            twins.promote(db, failed)
+        # A twin can have twins of its own: two processes that feed one stream do not know each other's leaders.
+        leaders = _copy(db, scored, verdicts, writer) if scored else set()
+        served |= leaders
+    return served
+
+
+def lock(db: Connection, job_ids: Iterable[str], states: Collection[str]) -> list[str]:
+    """Those of these jobs that are in one of the states, kept from changing. All writers lock in the order of the ids,
+    so that no two of them wait for each other."""
+    rows_of = select(_jobs.c.id).where(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(states))
+    return list(db.scalars(rows_of.order_by(_jobs.c.id).with_for_update()))
+
+
+def tally(db: Connection, counts: Counter[tuple[str, str]], writer: str) -> None:
+    """Add to the counts of batches, given by batch and verdict."""
+    if not counts:
+        return
+    add = upsert(db, _tallies)
+    add = add.on_conflict_do_update(
+        index_elements=["batch_id", "verdict", "writer"], set_={"count": _tallies.c.count + add.excluded.count}
+    )
+    db.execute(
+        add,
+        [
+            {"batch_id": batch_id, "verdict": verdict, "writer": writer, "count": count}
+            for (batch_id, verdict), count in sorted(counts.items())
+        ],
+    )
+
+
+def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> set[str]:
+    """Store rows of results, and count them. A result that is there already stays as it is."""
+    if not results:
+        return set()
+    new = set(db.scalars(upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id), list(results)))
+    tally(db, Counter((row["batch_id"], row["verdict"]) for row in results if row["job_id"] in new), writer)
+    return new
+
+
+def _copy(db: Connection, leaders: Sequence[str], verdicts: dict[str, Verdict], writer: str) -> set[str]:
+    """Finish the twins of these with copies of their results; which ones."""
+    done = db.execute(
+        update(_jobs)
+        .where(twins.of(leaders))
+        .values(state=State.FINISHED)
+        .returning(_jobs.c.id, _jobs.c.batch_id, _jobs.c.twin_of)
+    ).all()
+    ids = [row.id for row in done]
+    own = {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "finished_at": clock()}
+    for part in rows.parts(ids):
+        _copy_rows(db, _results, part, **own, shared_with=_results.c.job_id)
+        _copy_rows(db, _cases, part, job_id=_jobs.c.id)
+    tally(db, Counter((row.batch_id, verdicts[row.twin_of].value) for row in done), writer)
+    return set(ids)
+
+
+def _copy_rows(db: Connection, table: Any, job_ids: Sequence[str], **own: Any) -> None:
+    """The rows of their leaders, once more for each of these jobs."""
+    columns = {column.name: own.get(column.name, column) for column in table.c}
+    copies = select(*columns.values()).where(_jobs.c.id.in_(job_ids), table.c.job_id == _jobs.c.twin_of)
+    db.execute(upsert(db, table).from_select(list(columns), copies).on_conflict_do_nothing())

@@ -1,0 +1,43 @@
+"""Which image a job runs in. It is decided when the job is submitted, and written as `NAME` or `NAME DIGEST`.
+
+A name such as `evalpool/python:3.11` can come to mean another image at any time; its digest cannot. A space parts the
+two, since no name of an image has one.
+"""
+
+from schemas.job import JobSpec
+from schemas.settings import Settings
+
+
+def wanted(spec: JobSpec, settings: Settings) -> str:
+    """The name of the image that a job asks for, or that the settings choose for it."""
+    if spec.image is not None:
+        return spec.image
+    if spec.tool == "notebook_executor":
+        return settings.notebook_image
+    return settings.image if spec.runs in ("python", "bash") else settings.code_image
+
+
+def pinned(name: str, digest: str | None) -> str:
+    """The image of this name with this digest; without one, the name alone."""
+    return f"{name} {digest}" if digest else name
+
+
+def name_of(image: str) -> str:
+    """What people call it."""
+    return image.partition(" ")[0]
+
+
+def digest_of(image: str) -> str | None:
+    """Its digest, where that is decided."""
+    return image.partition(" ")[2] or None
+
+
+def exact(image: str) -> str:
+    """What to ask Docker for: the digest, or the name where there is no digest."""
+    return image.rpartition(" ")[2]
+
+
+def say(image: str) -> str:
+    """For people, short."""
+    digest = digest_of(image)
+    return f"{name_of(image)} ({digest[:19]}…)" if digest else name_of(image)
