@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from api import machine
+from api import ledger, machine
 
 if TYPE_CHECKING:
     from schemas.report import Report
@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(machine.images, name="images")
+app.add_typer(ledger.db, name="db")
 app.command()(machine.doctor)
 
 File = Annotated[
@@ -86,7 +87,9 @@ def run(
     with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib), extract_code) as data:
         plan = runs.Run(data, runs.load(data), repeat, dedup, cache, force)
         with embedded(settings(), slots) as servers:
-            if slots is not None and not servers.private:
+            if servers.private:
+                machine.report()
+            elif slots is not None:
                 runs.notes.print("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
             if calibrate:
                 plan = plan.calibrated(servers)
@@ -121,16 +124,19 @@ def submit(
 
 @app.command()
 def status(batch: Batch, as_json: AsJson = False) -> None:
-    """Show how far a batch has come."""
+    """Show how far a batch has come, and what it waits for."""
     from api.jobs import get_batch
+    from api.waiting import reasons
 
-    progress = get_batch(batch).progress()
+    progress, why = get_batch(batch).progress(), reasons(batch)
     if as_json:
-        typer.echo(json.dumps({"batch_id": batch, **progress.model_dump(mode="json")}))
+        typer.echo(json.dumps({"batch_id": batch, **progress.model_dump(mode="json"), "waiting_for": why}))
         return
     counts = progress.model_dump(mode="json", exclude={"verdicts"}) | progress.verdicts
     for name, count in counts.items():
         typer.echo(f"{name:15}{count:>10,}")
+    for reason in why:
+        typer.echo(reason)
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from api import reports
 from api.connections import bell, store
+from api.waiting import reasons
 from schemas.batch import Progress
 from schemas.report import Report
 from schemas.result import Result
@@ -158,7 +159,8 @@ def _rings(batch_id: str, timeout: float | None) -> Generator[list[str] | None, 
             now = time.monotonic()
             if now >= deadline:
                 yield None  # one last look
-                raise TimeoutError(f"batch {batch_id}: not finished after {timeout:g} seconds")
+                why = "".join(f"; {reason}" for reason in reasons(batch_id))
+                raise TimeoutError(f"batch {batch_id}: not finished after {timeout:g} seconds{why}")
             if rung is not None:
                 heard = now
                 yield rung

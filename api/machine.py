@@ -1,4 +1,4 @@
-"""The operator's commands for this machine: examine it, build its images."""
+"""This machine: commands that examine it and build its images, and what it says of itself to the ledger."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,6 +66,27 @@ def doctor() -> None:
         raise typer.Exit(1)
 
 
+def report() -> None:
+    """Tell the ledger which images are here, on behalf of the worker that is about to start on this machine: then jobs
+    can be submitted for exactly those."""
+    import asyncio
+
+    from api.connections import store
+    from schemas.errors import SandboxLost, SetupError
+    from schemas.fleet import Member
+    from schemas.settings import settings
+    from worker.sandbox.engine import Engine
+
+    engine = Engine(settings().docker_timeout)
+    try:
+        names, digests = asyncio.run(engine.call(engine.images))
+    except (SandboxLost, SetupError):  # the worker will find out, and say what to do
+        return
+    finally:
+        engine.close()
+    store().report(Member.of(settings(), names, digests))
+
+
 def _redis() -> "Finding":
     from api.embedded import redis_binary
     from schemas.settings import settings
@@ -101,7 +122,7 @@ def _database() -> "Finding":
 
     url = settings().store_url
     try:
-        Database(url).close()
+        Database(url, upgrade=settings().database_url is None).close()
     except EvalpoolError as error:
         return Finding("database", False, str(error), "correct EVALPOOL_DATABASE_URL")
     return Finding("database", True, f"{make_url(url).render_as_string()}, schema known")

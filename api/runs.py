@@ -18,6 +18,7 @@ from api.formats import Dataset
 from api.handles import BatchHandle
 from api.jobs import made_by, submit_stream
 from api.page import page
+from api.waiting import reasons
 from schemas.errors import SetupError
 from schemas.job import JobSpec
 from schemas.limits import Limits
@@ -29,6 +30,8 @@ from schemas.version import version
 ROOM = 10.0
 """Times the CPU time of its reference solution that a calibrated limit gives a sample."""
 SAY_SECONDS = 5.0
+STUCK_SECONDS = 20.0
+"""How long nothing may happen until somebody is told why."""
 
 notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 """For all that is not a result: stdout carries results only."""
@@ -137,13 +140,28 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
     servers.start_worker()
     try:
         with display:
+            moved, before = time.monotonic(), 0
             for progress in batch.watch():
                 display.update(progress)
                 servers.check()
+                if progress.running or progress.done != before:
+                    moved, before = time.monotonic(), progress.done
+                if time.monotonic() - moved > STUCK_SECONDS:
+                    _explain(batch, servers)
+                    moved = time.monotonic()
     except KeyboardInterrupt:
         how = "the same command again resumes it" if resumes else f"`evalpool report {batch.id}` shows them"
         notes.print(f"\ninterrupted; the finished jobs of batch {batch.id} are kept: {how}")
         raise
+
+
+def _explain(batch: BatchHandle, servers: Servers) -> None:
+    """Say why nothing happens, if there is a reason. With a worker of its own, the run cannot wait for another one."""
+    why = reasons(batch.id)
+    if why and servers.private:
+        raise SetupError(f"{'; '.join(why)}; --force runs the file anew, with the images that are here now")
+    for reason in why:
+        notes.print(reason)
 
 
 def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | None = None) -> None:

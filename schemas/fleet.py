@@ -1,12 +1,14 @@
 """What the workers that are alive say of themselves: which images they have, and how they run programs."""
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from schemas import images
 from schemas.settings import Settings
+from schemas.version import version
 
 DEFAULTS = ("image", "code_image", "notebook_image")
 
@@ -26,6 +28,18 @@ class Member(BaseModel):
     """The images of jobs that name none, by the name of the setting."""
     profile: str = ""
     """How it runs programs: whatever else its results depend on."""
+
+    @classmethod
+    def of(cls, settings: Settings, names: dict[str, str], digests: Iterable[str]) -> "Member":
+        """A worker with these settings, on a machine with these images."""
+        return cls(
+            name=settings.worker_name,
+            version=version(),
+            images=names,
+            digests=tuple(sorted(digests)),
+            defaults={name: getattr(settings, name) for name in DEFAULTS},
+            profile=profile(settings),
+        )
 
 
 class Fleet(BaseModel):

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from schemas import fleet, images
+from schemas import images
 from schemas.database import Database
 from schemas.errors import EvalpoolError, NoSandbox, SandboxLost, SetupError
+from schemas.fleet import Member
 from schemas.lease import Lease
 from schemas.settings import Settings
 from schemas.store import Store
 from schemas.verdict import Verdict
-from schemas.version import version
 from worker.announcer import Announcer
 from worker.artifacts import Artifacts
 from worker.breaker import Breaker
@@ -299,17 +299,10 @@ class Runner:
                 self._database.trip(str(error.orig))
             self._announcer.wake(f"{len(idle)} jobs given back")
 
-    async def _report(self) -> fleet.Member:
+    async def _report(self) -> Member:
         """What this worker says of itself."""
         await self._inventory.refresh()
-        return fleet.Member(
-            name=self.settings.worker_name,
-            version=version(),
-            images=self._inventory.names,
-            digests=tuple(sorted(self._inventory.digests)),
-            defaults={name: getattr(self.settings, name) for name in fleet.DEFAULTS},
-            profile=fleet.profile(self.settings),
-        )
+        return Member.of(self.settings, self._inventory.names, self._inventory.digests)
 
     async def _one(self, lease: Lease) -> None:
         """The way of a job, once it is ours."""

@@ -13,7 +13,8 @@ import docker
 import pytest
 
 from api import submit_batch, submit_job
-from schemas import Case, JobSpec, Limits, Verdict
+from api.connections import fleet
+from schemas import Case, JobSpec, Limits, Settings, State, Verdict
 from schemas.store import Store
 from tests.conftest import PATIENCE, ROOT, WorkerProcess, containers, eventually
 
@@ -229,10 +230,21 @@ def test_a_worker_that_may_not_wait_puts_its_jobs_back_after_its_grace(start_wor
 
 def test_our_failures_are_told_when_a_job_is_given_up(start_worker: Start) -> None:
     start_worker()
-    result = submit_job(code="print(1)", image="evalpool/none:0").result(timeout=PATIENCE)
+    image = Settings.model_fields["image"].default
+    result = submit_job(code="int main() {}", language="c", image=image).result(timeout=PATIENCE)
     assert (result.verdict, result.attempt) == (Verdict.SANDBOX_ERROR, 3)
     assert result.detail.count("attempt") >= 3
-    assert "evalpool/none" in result.detail
+    assert f"{image} has no gcc" in result.detail
+
+
+def test_a_job_whose_image_no_worker_has_waits_and_says_so(start_worker: Start) -> None:
+    start_worker()
+    eventually(lambda: fleet().members)
+    job = submit_job(code="print(1)", image="evalpool/none:0")
+    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed  # by then, the worker has seen the other one
+    with pytest.raises(TimeoutError, match=r"1 job waits for the image evalpool/none:0, which no worker has"):
+        job.result(timeout=1)
+    assert job.state() is State.QUEUED
 
 
 def test_replaced_sandboxes_leave_no_descriptor_or_thread_behind(start_worker: Start) -> None:
