@@ -1,0 +1,118 @@
+"""What a job runs in is decided when it is submitted."""
+
+import pytest
+
+from api import connections, submit_batch, submit_job
+from api.jobs import made_by, submit_stream
+from api.waiting import reasons
+from schemas import JobSpec, Verdict
+from schemas.fleet import Fleet, Member, resolve
+from schemas.settings import Settings
+from schemas.store import Store
+from tests.api.conftest import record
+
+pytestmark = pytest.mark.redis
+
+IMAGE = Settings.model_fields["image"].default
+
+
+@pytest.fixture(autouse=True)
+def _always_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "FRESH", 0)
+
+
+def worker(store: Store, digest: str = "sha256:1", *, image: str = IMAGE, name: str = "w", **more: str) -> None:
+    images = {image: digest}
+    defaults = {"image": image} if image != IMAGE else {}
+    store.report(Member(name=name, images=images, digests=(digest,), defaults=defaults, **more))
+
+
+def placed(store: Store) -> list[str | None]:
+    return [lease.image for lease in store.claim(9, "w", 60).leases]
+
+
+def test_the_image_is_pinned_by_the_digest_that_the_workers_have(store: Store, redis_url: str) -> None:
+    worker(store)
+    submit_job(code="x")
+    submit_job(code="x", image="other")
+    submit_stream([JobSpec(code="x")], 1)
+    assert sorted(map(str, placed(store))) == [f"{IMAGE} sha256:1", f"{IMAGE} sha256:1", "other"]
+
+
+def test_without_a_worker_the_name_stands_alone(store: Store, redis_url: str) -> None:
+    submit_job(code="x")
+    assert placed(store) == [IMAGE]
+
+
+def test_workers_that_agree_choose_the_image_of_jobs_that_name_none(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker(store, image="house:1")
+    submit_job(code="x")
+    assert placed(store) == ["house:1 sha256:1"]
+    monkeypatch.setenv("EVALPOOL_IMAGE", IMAGE)  # unless the submitter has chosen
+    submit_job(code="x")
+    assert placed(store) == [IMAGE]
+
+
+def test_a_rebuilt_image_or_another_way_to_run_gives_no_old_results(store: Store, redis_url: str) -> None:
+    def again() -> int:
+        batch = submit_stream([JobSpec(code="x")], 1, dedup=True, cache=True)
+        return batch.progress().done
+
+    worker(store, "sha256:1", profile="warm")
+    assert again() == 0
+    record(store, [lease.job_id for lease in store.claim(9, "w", 60).leases])
+    assert again() == 1
+    worker(store, "sha256:2", profile="warm")
+    assert again() == 0
+    worker(store, "sha256:1", profile="cold")
+    assert again() == 0
+    worker(store, "sha256:1", profile="warm")
+    assert again() == 1
+
+
+def test_the_key_of_a_run_names_all_that_decides_its_results(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {made_by()}
+    for setting, value in {
+        "IMAGE": "a:1", "CODE_IMAGE": "b:1", "NOTEBOOK_IMAGE": "c:1", "PRELOAD": '["json"]', "INTERPRETER": "cold",
+        "RUNTIME": "runsc",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"EVALPOOL_{setting}", value)
+        keys.add(made_by())
+    assert len(keys) == 7
+
+
+def test_jobs_that_no_worker_can_run_say_why_they_wait(store: Store, redis_url: str) -> None:
+    batch = submit_batch([{"code": "x"}, {"code": "x", "image": "other:1"}, {"code": "x", "image": "other:1"}])
+    assert reasons(batch.id) == ["no worker is running"]
+    worker(store)
+    assert reasons(batch.id) == ["2 jobs wait for the image other:1, which no worker has"]
+    pinned = submit_batch([{"code": "x"}])
+    worker(store, "sha256:2")
+    assert reasons(pinned.id) == [
+        f"1 job waits for the image {IMAGE} (sha256:1…), which no worker has; by now, {IMAGE} is the name of another "
+        "image (sha256:2…)"
+    ]
+    record(store, [f"{pinned.id}-000000"], Verdict.PASSED)
+    assert reasons(pinned.id) == []
+
+
+def test_most_workers_decide_what_a_name_means() -> None:
+    fleet = Fleet(members=tuple(Member(name=f"{n}", images={"a:1": f"sha256:{n % 3 > 0}"}) for n in range(3)))
+    assert fleet.pin("a:1") == "a:1 sha256:True"
+    assert Fleet().pin("a:1") == "a:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("a:1", "sha256:1"), ("a", None), ("b", "sha256:2"), ("host:5000/c", "sha256:3"), ("sha256:1", "sha256:1"),
+        ("a@sha256:9", "sha256:1"), ("d:1", None),
+    ],
+)  # fmt: skip
+def test_a_name_may_lack_its_tag_or_be_a_digest(name: str, digest: str | None) -> None:
+    known = {"a:1": "sha256:1", "b:latest": "sha256:2", "host:5000/c:latest": "sha256:3", "a@sha256:9": "sha256:1"}
+    assert resolve(name, known) == digest
