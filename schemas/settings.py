@@ -47,7 +47,7 @@ class Settings(BaseSettings):
     )
 
     redis_url: str | None = Field(default=None, pattern=r"^(rediss?|unix)://")
-    """Where ids queue. Unset: `evalpool run` starts a private server, all else uses redis://localhost:6379/0."""
+    """Where workers are woken. Unset: `evalpool run` starts a private server, all else uses redis://localhost:6379/0."""
     database_url: str | None = Field(default=None, pattern=r"^(sqlite|postgresql(\+psycopg)?)://")
     """Where rows live. Unset: SQLite in the state directory."""
     state_dir: Path = Field(default_factory=_state_dir)
@@ -69,13 +69,13 @@ class Settings(BaseSettings):
     grace_seconds: float = Field(default=30, ge=0)
     """How long a worker that is told to stop lets its running jobs go on; then they are put back."""
     reconcile_seconds: float = Field(default=3, ge=0.1)
-    """How often a worker looks for jobs that nobody was told of."""
+    """How often a worker looks for jobs by itself, and says that it is alive."""
     visibility_seconds: float = Field(default=30, ge=1)
-    """How long a message may be in a worker's hands until it is delivered again."""
+    """How long a wake-up may be in a worker's hands until it is delivered again."""
     redis_timeout: float = Field(default=30, gt=0)
     """Seconds until a silent connection to Redis is given up."""
     chunk: int = Field(default=32, ge=1, le=1000)
-    """Most job ids in one message."""
+    """Most jobs that a worker claims at once."""
     runtime: str | None = None
     """Another OCI runtime for sandboxes, such as gVisor's `runsc`; the engine must know it by this name."""
     preload: tuple[str, ...] = ()
