@@ -95,7 +95,8 @@ def notes(report: Report) -> Iterable[tuple[str, str]]:
     if report.near_limit:
         yield f"{report.near_limit} verdicts are within 20 % of a limit; --calibrate fits it to this machine.", "yellow"
     if report.rerun:
-        yield f"{report.rerun} jobs were starved of CPU time at their time limit and run again alone.", "bright_black"
+        why = "starved of CPU time, or paused, at their time limit"
+        yield f"{report.rerun} jobs were {why} and run again.", "bright_black"
     if report.deduplicated:
         earlier = f", {report.cached:,} of them from earlier batches" if report.cached else ""
         yield f"{report.deduplicated:,} jobs are identical to others and share their result{earlier}.", "bright_black"

@@ -34,7 +34,7 @@ class Metrics(BaseModel):
     limit_share: float = 0.0
     """How much of its tightest limit (CPU time, wall time, memory) it used: 1 is all of it."""
     rerun: bool = False
-    """Others had taken its CPU time, so that it did not end in time; this is its second run, alone."""
+    """It did not end in time since others had its CPU, or its sandbox was paused: this is its second run."""
 
 
 class CaseResult(BaseModel):

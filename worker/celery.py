@@ -19,7 +19,7 @@ QUEUES = {priority: f"evalpool.{priority.value}" for priority in Priority}
 UNREACHABLE = (OperationalError, KombuError, redis.RedisError, OSError)
 """What a Redis that cannot be reached looks like, through kombu or past it."""
 
-app = Celery("evalpool", include=["worker.tasks", "worker.letters"])
+app = Celery("evalpool", amqp="worker.transport:AMQP", include=["worker.tasks", "worker.letters"])
 app.conf.update(
     broker_url=settings().queue_url,
     result_backend=None,  # the ledger is the result store

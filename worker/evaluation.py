@@ -92,7 +92,7 @@ async def _equipped(spec: JobSpec, image: str, pool: Pool, artifacts: Artifacts,
     program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
 
     async def ask() -> Outcome:
-        _, _, outcome = await _outcome(program, _shape(image, program.limits, 0), pool, fresh=False)
+        _, _, outcome, _ = await _fairly(program, _shape(image, program.limits, 0), pool, fresh=False, patience=False)
         return outcome or Outcome.killed_for_memory(0)
 
     found = await artifacts.get(f"{image} {needed}", ask)
@@ -151,13 +151,22 @@ async def _run(
 async def _fairly(
     program: Program, shape: Shape, pool: Pool, *, fresh: bool, patience: bool
 ) -> tuple[Sandbox, float, Outcome | None, bool]:
-    """What it did, and where and when; with patience, again alone if it was starved, which is told."""
+    """What it did, and where and when. It is run again if its sandbox was paused, and with patience, alone, if it was
+    starved; that is told."""
     sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
-    rerun = outcome is not None and patience and _starved(outcome, program.limits.wall)
-    if rerun:  # the clock ran while others had its CPU: that says nothing about the program
+    starved = outcome is not None and patience and _starved(outcome, program.limits.wall)
+    rerun = starved or (outcome is not None and _paused(outcome))
+    if rerun:  # the clock ran while others had its CPU, or nobody: that says nothing about the program
         patient = replace(program, patience=PATIENCE * program.limits.wall)
-        sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=True)
+        sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=starved)
+        if outcome is not None and _paused(outcome) and outcome.paused_seconds > patient.patience:
+            raise SandboxLost(f"the sandbox was stopped from outside, for {outcome.paused_seconds:.1f} s")
     return sandbox, started, outcome, rerun
+
+
+def _paused(outcome: Outcome) -> bool:
+    """Whether the wall limit ended it, and counted time in which its sandbox was stopped."""
+    return outcome.ended == "wall" and outcome.paused_seconds > 0
 
 
 def _starved(outcome: Outcome, wall: float) -> bool:
@@ -208,7 +217,8 @@ async def _asked(code: str, files: dict[str, bytes], pool: Pool, settings: Setti
     """Whether a checker accepts; nothing if it neither accepts nor rejects. And its words."""
     program = Program(code=code.encode(), main="main.py", args=tuple(files), files=files, limits=CHECKER)
     held = len(program.code) + 2 * sum(map(len, files.values())) + 2 * CHECKER.output_bytes
-    _, _, said = await _outcome(program, _shape(settings.image, CHECKER, held), pool, fresh=False)
+    shape = _shape(settings.image, CHECKER, held)
+    _, _, said, _ = await _fairly(program, shape, pool, fresh=False, patience=False)
     if said is None:
         return None, ""
     words = text(said.stderr or said.stdout).strip()[:300]

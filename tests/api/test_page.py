@@ -282,7 +282,7 @@ def test_what_is_missing_or_doubtful_is_said_aloud() -> None:
         "2 samples excluded from every score. 1 sandbox_error: evalpool itself failed, after all retries. 1 cancelled",
         "Incomplete: 4 of 9 samples have a result.",
         "1 verdict close to a limit.",
-        "2 samples run again, alone,",
+        "2 samples run again",
         "2 samples flaky:",
         "each run 3 times; 4 share the result of an identical one, 3 of them from an earlier batch; 2 excluded",
     ):

@@ -140,13 +140,14 @@ def test_f13_bad_messages(fleet: Fleet, broker: RedisServer) -> None:
 def test_f13_what_is_not_even_an_envelope(fleet: Fleet, broker: RedisServer) -> None:
     """Something else writes into our list."""
     worker = fleet.start()
-    for garbage in (b"garbage", b"{}", b"[]", b"7", b"\xff\xfe", b'{"properties": 7}'):
+    kinds = (b"garbage", b"{}", b"[]", b"7", b"\xff\xfe", b'{"properties": 7}', b"[" * 100_000, b"1" * 5000)
+    for garbage in kinds:
         broker.client.lpush(NORMAL, garbage)
         fleet.submit(quick(3))
         fleet.wait_done()
     fleet.finish()
     assert fleet.workers == [worker]
-    assert fleet.store.letters() == 6
+    assert fleet.store.letters() == len(kinds)
 
 
 def _envelope(broker: RedisServer) -> bytes:

@@ -1,5 +1,6 @@
 """F14 to F20 and F31: sandboxes that vanish, an engine that is restarted, frozen, full, or answers too late."""
 
+import random
 import signal
 import subprocess
 import threading
@@ -89,6 +90,25 @@ def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fa
         engine_link.cut()
         engine_link.mend()
     fleet.finish()
+
+
+def test_a_busy_sandbox_is_paused_for_longer_than_the_wall_limit(fleet: Fleet) -> None:
+    """Twice for a moment more than the limit, then for ever: the worker gives it up and must get rid of it."""
+    worker = fleet.start()
+    tight = Limits(cpu_seconds=10, wall_seconds=3)
+    endless = Known(JobSpec(code="import time; time.sleep(1000)", limits=tight), Verdict.TIME_LIMIT)
+    batch = fleet.submit([*sleepers(16, 1.5, limits=tight), endless, *mixed(20)])
+    for seconds in (4.0, 4.0, 0.0):
+        fleet.wait_until("a job runs", lambda: _busy(fleet, worker))
+        box = random.choice(sorted(_busy(fleet, worker)) or fleet.boxes(worker))
+        with suppress(APIError):  # it has just been replaced
+            fleet.engine.api.pause(box)
+            time.sleep(seconds)
+            if seconds:
+                fleet.engine.api.unpause(box)
+    fleet.finish()
+    assert fleet.workers == [worker]
+    assert all(result.attempt == 1 for result in fleet.store.batch_results(batch.id))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from schemas import Case, JobSpec, Limits, Settings, Verdict
-from schemas.errors import CheckerFailed, SetupError
+from schemas.errors import CheckerFailed, SandboxLost, SetupError
 from schemas.job import LANGUAGES as NAMES
 from schemas.job import SPELLINGS
 from schemas.lease import Lease
@@ -24,10 +24,11 @@ from worker.tools.languages import LANGUAGES, SCANNED, Language, classes
 
 
 class Watched(FakeSandbox):
-    """Notes what runs, and can say that the machine was busy."""
+    """Notes what runs, and can say that the machine was busy, or that the sandbox was paused until the wall limit."""
 
     programs: list[Program] = []  # noqa: RUF012 - one list for all, on purpose
     busy: list[float] = []  # noqa: RUF012
+    pauses: list[float] = []  # noqa: RUF012 - of the next runs, in seconds
     at_once = most = 0
 
     async def run(self, program: Program) -> Outcome:
@@ -38,13 +39,15 @@ class Watched(FakeSandbox):
             outcome = await super().run(program)
         finally:
             Watched.at_once -= 1
+        if Watched.pauses and (paused := Watched.pauses.pop(0)):
+            return replace(outcome, ended="wall", exit_code=None, signal=9, paused_seconds=paused)
         starved = outcome.ended == "wall" and Watched.busy
         return replace(outcome, delay_seconds=Watched.busy.pop(0)) if starved else outcome
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
-    Watched.programs, Watched.busy, Watched.most = [], [], 0
+    Watched.programs, Watched.busy, Watched.pauses, Watched.most = [], [], [], 0
 
 
 async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
@@ -145,6 +148,50 @@ async def test_a_program_that_only_waits_is_not_given_a_second_chance() -> None:
     assert not result.metrics.rerun
     assert len(Watched.programs) == 1
     assert result.metrics.limit_share >= 1
+
+
+TIGHT = Limits(cpu_seconds=1, wall_seconds=3)
+
+
+async def test_a_program_whose_sandbox_was_paused_is_run_again_with_patience() -> None:
+    Watched.pauses = [0.6]
+    (result,) = await run(JobSpec(code="print(1)", limits=TIGHT))
+    assert (result.passed, result.metrics.rerun) == (True, True)
+    assert [program.patience for program in Watched.programs] == [0, 12]
+
+
+async def test_a_pause_is_forgiven_in_every_case_of_a_job() -> None:
+    """Unlike a rerun for want of CPU time, this one stops no other slot."""
+    Watched.pauses = [5, 0] * 3
+    (result,) = await run(JobSpec(code="print(input())", cases=[Case(str(n), str(n)) for n in range(3)], limits=TIGHT))
+    assert result.passed
+    assert len(Watched.programs) == 6
+
+
+async def test_a_second_run_that_was_given_the_time_of_its_pause_is_the_last_one() -> None:
+    Watched.pauses = [5, 11]
+    (result,) = await run(JobSpec(code="print(1)", limits=TIGHT))
+    assert result.verdict is Verdict.TIME_LIMIT
+    assert len(Watched.programs) == 2
+
+
+async def test_a_second_pause_beyond_all_patience_is_our_failure() -> None:
+    Watched.pauses = [5, 13]
+    with pytest.raises(SandboxLost, match="stopped from outside"):
+        await run(JobSpec(code="print(1)", limits=TIGHT))
+
+
+async def test_a_checker_whose_sandbox_was_paused_says_nothing_against_the_program() -> None:
+    Watched.pauses = [0, 5]
+    cases = [Case("", "1 2", comparator="checker")]
+    (result,) = await run(JobSpec(code="print('2 1', end='')", cases=cases, checker=CHECKER))
+    assert result.passed, result.detail
+
+
+async def test_a_look_for_a_compiler_in_a_paused_sandbox_says_nothing_about_the_image(toy: str) -> None:
+    Watched.pauses = [5]
+    (result,) = await run(compiled_job(toy, "echo 1\n"))
+    assert result.passed, result.detail
 
 
 async def test_alone_means_that_nothing_else_is_lent() -> None:

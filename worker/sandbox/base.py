@@ -49,7 +49,7 @@ class Program:
     """What the check is about: where it is known, no other global by the name of a builtin is seen by the check."""
     limits: Limits = field(default_factory=Limits)
     patience: float = 0.0
-    """Seconds of waiting for a CPU that do not count as wall time, at most."""
+    """Seconds of waiting for a CPU, or of a paused sandbox, that do not count as wall time, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,9 @@ class Outcome:
     processes: int
     delay_seconds: float = 0.0
     """How long it was ready to run and had no CPU; known where the wall limit ended it."""
+    paused_seconds: float = 0.0
+    """How long the whole sandbox was stopped from outside, by `docker pause` or with the machine; known where the wall
+    limit ended it."""
 
     @property
     def abnormal(self) -> bool:

@@ -46,6 +46,9 @@ class Cgroup:
             else:
                 raise OSError("no memory controller")
             self._pids = _open(paths.get("pids", unified or ROOT) / "pids.current")
+            with suppress(OSError):  # a kernel may lack it
+                freezer = paths.get("freezer")
+                self._frozen = _open(freezer / "freezer.state" if freezer else (unified or ROOT) / "cgroup.events")
         except BaseException:
             self.close()
             raise
@@ -71,6 +74,12 @@ class Cgroup:
         memory, processes = int(os.pread(self._memory, 64, 0)), int(os.pread(self._pids, 64, 0))
         return Usage(self.read().cpu_seconds, memory, processes)
 
+    def frozen(self) -> bool:
+        """Whether the container is paused now, as far as the kernel shows it."""
+        fd = self.__dict__.get("_frozen")
+        state = b"" if fd is None else os.pread(fd, 4096, 0)
+        return state.startswith((b"FROZEN", b"FREEZING")) or b"frozen 1" in state
+
     def unthrottle(self) -> None:
         """Lift the CPU quota: a crowd of processes that fights for memory under it can take minutes to kill."""
         with suppress(OSError):
@@ -78,7 +87,7 @@ class Cgroup:
 
     def close(self) -> None:
         """Let go of the files; the kernel removes the directory with the container."""
-        for name in ("_cpu", "_oom", "_memory", "_peak", "_pids"):
+        for name in ("_cpu", "_oom", "_memory", "_peak", "_pids", "_frozen"):
             fd = self.__dict__.pop(name, None)
             if fd is not None:
                 os.close(fd)

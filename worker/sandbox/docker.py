@@ -188,6 +188,7 @@ class DockerSandbox(Sandbox):
                 stdout=body[:stdout],
                 stderr=body[stdout:],
                 delay_seconds=seconds(reply, "delay_seconds"),
+                paused_seconds=seconds(reply, "paused_seconds"),
                 processes=count(reply, "processes"),
                 **told(reply),
             )

@@ -2,8 +2,9 @@
 
 The limits are the same and so are the verdicts, but they are enforced by the worker: CPU time is looked at from the
 host's cgroup files every few milliseconds, so a program may overrun it by that much, and where those files cannot be
-seen only the wall limit ends it. No second syscall filter is laid on top of Docker's. It costs a container per run
-and two execs, and says so once in the log. What a program leaves behind dies with its container.
+seen only the wall limit ends it. They show a pause of the container, too, but no other way of stopping it. No second
+syscall filter is laid on top of Docker's. It costs a container per run and two execs, and says so once in the log. What
+a program leaves behind dies with its container.
 """
 
 import asyncio
@@ -124,17 +125,22 @@ class ExecSandbox(Sandbox):
         transport.write(stdin)
         transport.write_eof()
         ended, cpu, status, ask = "itself", 0.0, None, started + ASK_SECONDS
+        looked, paused, patience = started, 0.0, program.patience if program else 0.0
         while not output.over.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(output.over.wait(), LOOK_SECONDS)
             if time.monotonic() > ask:  # a child of the program may hold its streams open
                 status, ask = await self._engine.call(self._engine.exit_code, exec_id), time.monotonic() + ASK_SECONDS
             cpu = self._cgroup.read().cpu_seconds - before.cpu_seconds if self._cgroup and before else 0.0
+            now = time.monotonic()
+            if self._cgroup and self._cgroup.frozen():
+                paused += now - looked
+            looked = now
             if output.exceeded:
                 ended = "output"
             elif cpu >= limits.cpu_seconds:
                 ended = "cpu"
-            elif time.monotonic() - started > limits.wall:
+            elif now - started - min(paused, patience) > limits.wall:
                 ended = "wall"
             elif status is None:
                 continue
@@ -162,4 +168,5 @@ class ExecSandbox(Sandbox):
             memory_bytes=max(0, after.peak_bytes - before.base_bytes) if after and before else 0,
             oom_kills=after.oom_kills - before.oom_kills if after and before else 0,
             processes=1,
+            paused_seconds=paused,
         )

@@ -13,6 +13,9 @@ from .wire import GULP, Buffer
 REPORT_BYTES = 64
 SAMPLE_SECONDS = 0.05
 """How often the number of processes is looked at, at least."""
+PAUSE_SECONDS = 0.5
+"""A longer time in which nothing in the sandbox ran, not even we who look so often, is one in which it was stopped from
+outside. Less may be the CPU quota, which stops a sandbox for a tenth of a second."""
 
 
 class Watch:
@@ -34,8 +37,12 @@ class Watch:
         """Bytes read of each stream, kept or not."""
         self.delay = 0.0
         """How long one of its threads has waited for a CPU that others had; looked at where the wall limit ends it."""
+        self.paused = 0.0
+        """How long the whole sandbox was stopped from outside."""
         self._before = counters.snapshot()
-        self._started = time.monotonic()
+        self._started = self._looked = time.monotonic()
+        self._cpu = self._before["cpu"]
+        """Of the sandbox, when we looked last."""
 
     def run(
         self,
@@ -72,9 +79,13 @@ class Watch:
         running, sample = True, self._started + SAMPLE_SECONDS
         while running:
             now = time.monotonic()
+            if now >= sample:  # first, so that a pause is known before a deadline that passed in it
+                self._look(now)
+                sample = now + SAMPLE_SECONDS
             if now >= deadline:
                 self.delay = delay_seconds()
-                deadline = self._started + self.limits["wall_seconds"] + min(self.delay, self.limits["patience"])
+                given = min(self.delay + self.paused, self.limits["patience"])
+                deadline = self._started + self.limits["wall_seconds"] + given
                 if now >= deadline:
                     self.ended = "wall"
                     break
@@ -84,9 +95,6 @@ class Watch:
                     self.ended = "cpu"
                     break
                 check_cpu = now + max(left / self.limits["cpus"], 0.002)
-            if now >= sample:
-                self.processes = max(self.processes, self.counters.processes() - 1)
-                sample = now + SAMPLE_SECONDS
             for fd, _event in poll.poll(max(0.0, min(deadline - now, check_cpu - now, look)) * 1000 + 1):
                 if fd == pidfd:
                     running = False
@@ -127,12 +135,26 @@ class Watch:
         return {
             "wall_seconds": time.monotonic() - self._started,
             "delay_seconds": self.delay,
+            "paused_seconds": self.paused,
             "cpu_seconds": self.cpu_seconds(),
             # A peak of the cgroup counts all processes together, but is this run's own only if it moved.
             "memory_bytes": max(self.rss, peak - int(before["memory"]) if peak > before["peak"] else 0),
             "oom_kills": self.counters.oom_kills() - int(before["oom"]),
             "processes": max(self.processes, pids - 1 if pids > before["pids"] else 0),
         }
+
+    def _look(self, now: float) -> None:
+        """Count the processes, and notice a pause: time has passed, and nobody has used the CPU.
+
+        What the sandbox did use is taken off, so that no program can make a pause by keeping us from the CPU: the quota
+        gives back within a period what it took. Where the CPU time cannot be seen, as in gVisor, no pause is noticed.
+        """
+        self.processes = max(self.processes, self.counters.processes() - 1)
+        cpu = self.counters.cpu_seconds()
+        idle = now - self._looked - (cpu - self._cpu) / self.limits["cpus"]
+        if cpu and idle > PAUSE_SECONDS:
+            self.paused += idle
+        self._looked, self._cpu = now, cpu
 
     def _feed(self, fd: int, feeds: dict[int, memoryview]) -> bool:
         """As much as the pipe takes; closed at the end, or when nobody reads. Whether there is more."""

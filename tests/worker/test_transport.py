@@ -1,0 +1,211 @@
+"""The transport of our Celery app: what it changes, for whom, and which facts about kombu it stands on."""
+
+import inspect
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from json import JSONDecodeError
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+import redis
+from celery import Celery
+from kombu.transport import redis as theirs
+from kombu.transport import virtual
+
+from tests.conftest import ROOT, answers, eventually, missing
+from worker import transport
+from worker.celery import QUEUES, RUN, app, backlog
+from worker.transport import Transport, unreadable
+
+NORMAL = "evalpool.normal"
+UNDECODABLE = (
+    b"garbage",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b"1" * 5000,
+    b'{"__type__": "decimal", "__value__": "x"}',
+    b'{"__type__": [], "__value__": 1}',
+)
+NO_ENVELOPE = (b"{}", b"7", b'{"properties": 7}')
+URLS = [
+    "redis://localhost:6379/3",
+    "rediss://localhost:6379/3",
+    "redis+socket:///run/redis.sock?virtual_host=3",
+    "redis://first:6379/3;redis://second:6379/3",
+]
+
+
+def test_importing_a_worker_leaves_kombu_as_it_was() -> None:
+    code = (
+        "from kombu.transport import redis, TRANSPORT_ALIASES as names\n"
+        "before = redis.Transport.Channel, redis.Channel.Message, redis.Channel._brpop_read, dict(names)\n"
+        "import worker.celery, worker.letters, worker.tasks\n"
+        "worker.celery.app.connection_for_read().transport\n"
+        "assert before == (redis.Transport.Channel, redis.Channel.Message, redis.Channel._brpop_read, dict(names))\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_every_connection_of_our_app_reads_with_our_transport(url: str) -> None:
+    connection = app.connection_for_read(url)
+    assert type(connection.transport) is Transport
+    assert type(connection.clone().transport) is Transport
+    connection.maybe_switch_next()
+    assert type(connection.transport) is Transport
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_apart_from_its_transport_a_connection_is_what_kombu_would_make(url: str) -> None:
+    ours, usual = app.connection_for_read(url), kombu.Connection(url)
+    for name in ("hostname", "port", "virtual_host", "userid", "password", "ssl", "uri_prefix", "transport_cls"):
+        assert getattr(ours, name) == getattr(usual, name), name
+    assert ours.as_uri() == usual.as_uri()
+    assert ours.transport.driver_type == usual.transport.driver_type == "redis"  # what Celery and Flower ask for
+
+
+def test_tls_is_not_lost_on_the_way() -> None:
+    assert app.connection_for_read("rediss://localhost").ssl == {"ssl_cert_reqs": ssl.CERT_NONE}
+    given = app.connection_for_read("rediss://localhost?ssl_cert_reqs=required").ssl
+    assert given["ssl_cert_reqs"] == ssl.CERT_REQUIRED
+
+
+def test_other_apps_and_other_brokers_are_left_alone() -> None:
+    other = Celery("other", broker=URLS[0], set_as_current=False)
+    assert type(other.connection_for_read().transport) is theirs.Transport
+    assert type(app.connection_for_read("memory://").transport) is not Transport
+
+
+@pytest.fixture(params=["port", "socket"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A Redis of our own, behind a port or behind a socket file, as the broker's URL."""
+    binary = shutil.which("redis-server") or shutil.which("valkey-server")
+    if binary is None:
+        missing("no redis-server or valkey-server here")
+    assert binary is not None
+    if request.param == "port":
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        where, url = ["--port", port, "--bind", "127.0.0.1"], f"redis://127.0.0.1:{port}/0"
+    else:
+        path = tmp_path / "redis.sock"
+        where, url = ["--port", "0", "--unixsocket", str(path)], f"redis+socket://{path}?virtual_host=0"
+    process = subprocess.Popen([binary, *where, "--save", "", "--dir", str(tmp_path)], stdout=subprocess.DEVNULL)
+    try:
+        with client(url) as asked:
+            eventually(lambda: answers(asked))
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+def client(url: str) -> "redis.Redis":
+    """A client of the same Redis, past kombu."""
+    return redis.Redis.from_url(url.replace("redis+socket://", "unix://").partition("?")[0])
+
+
+def read(connection: kombu.Connection, count: int, *, acknowledge: bool = True) -> list[Any]:
+    """So many messages of our queue, as bodies."""
+    found: list[Any] = []
+
+    def hear(message: Any) -> None:
+        found.append(message.body)
+        if acknowledge:
+            message.ack()
+
+    with kombu.Consumer(connection, [kombu.Queue(NORMAL)], on_message=hear, accept=["json"]):
+        while len(found) < count:
+            connection.drain_events(timeout=30)
+    return found
+
+
+@pytest.fixture
+def told() -> Iterator[list[Any]]:
+    """What was said to be unreadable."""
+    bodies: list[Any] = []
+
+    def hear(body: Any, **_: Any) -> None:
+        bodies.append(body)
+
+    unreadable.connect(hear)
+    yield bodies
+    unreadable.disconnect(hear)
+
+
+@pytest.mark.redis
+def test_what_is_no_message_is_told_and_the_next_message_is_read(url: str, told: list[Any]) -> None:
+    with client(url) as asked, app.connection_for_read(url) as connection:
+        for garbage in UNDECODABLE + NO_ENVELOPE:
+            asked.lpush(NORMAL, garbage)
+        app.send_task(RUN, args=(["a-job"],), connection=connection, queue=NORMAL)
+        *odd, last = read(connection, len(NO_ENVELOPE) + 1)
+    assert len(told) == len(UNDECODABLE)
+    assert told[:2] == ["garbage", "\ufffd\ufffd"]  # kombu replaces what is not UTF-8
+    assert odd == [ascii({}), ascii(7), ascii({"properties": 7})]
+    assert json.loads(last)[0] == [["a-job"]]
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("url", ["port"], indirect=True)
+def test_an_error_of_the_consumer_is_not_taken_for_an_unreadable_message(url: str, told: list[Any]) -> None:
+    def fail(message: Any) -> None:
+        raise ValueError("ours")
+
+    with app.connection_for_read(url) as connection:
+        app.send_task(RUN, args=(["a-job"],), connection=connection, queue=NORMAL)
+        consumer = kombu.Consumer(connection, [kombu.Queue(NORMAL)], on_message=fail, accept=["json"])
+        with consumer, pytest.raises(ValueError, match="ours"):
+            connection.drain_events(timeout=30)
+    assert told == []
+
+
+@pytest.mark.redis
+def test_our_queues_are_plain_lists_and_what_is_in_hand_is_in_the_hash_unacked(url: str) -> None:
+    """The reconciler and the backlog count by these names, past kombu."""
+    with client(url) as asked, app.connection_for_read(url) as connection:
+        for name in QUEUES.values():
+            app.send_task(RUN, args=(["a-job"],), connection=connection, queue=name)
+        assert [asked.llen(name) for name in QUEUES.values()] == [1] * len(QUEUES)
+        read(connection, 1, acknowledge=False)
+        assert (asked.llen(NORMAL), asked.hlen("unacked")) == (0, 1)
+        assert backlog(asked) == len(QUEUES)
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("url", ["port"], indirect=True)
+def test_kombu_itself_still_lets_the_error_through_that_we_catch(url: str) -> None:
+    """If this fails, kombu deals with such messages by itself, or reads them in another way: look at our channel."""
+    with client(url) as asked, kombu.Connection(url) as connection:
+        asked.lpush(NORMAL, b"garbage")
+        with pytest.raises(JSONDecodeError) as caught:
+            read(connection, 1)
+    assert "_brpop_read" in [entry.name for entry in caught.traceback]
+
+
+def test_kombu_still_has_what_we_override() -> None:
+    """If this fails after an update of kombu, our channel is not called any more, or not as it expects."""
+    (_, options) = inspect.signature(theirs.Channel._brpop_read).parameters.values()
+    assert options.kind is inspect.Parameter.VAR_KEYWORD
+    _, payload, channel, *more = inspect.signature(theirs.Channel.Message.__init__).parameters.values()
+    assert (payload.name, channel.name, channel.default) == ("payload", "channel", None)
+    assert [each.kind for each in more] == [inspect.Parameter.VAR_KEYWORD]
+    assert list(inspect.signature(theirs.Transport._deliver).parameters) == ["self", "message", "queue"]
+    assert theirs.Channel.Message is virtual.Message
+    assert theirs.Transport.Channel is theirs.Channel
+    assert transport.Transport.Channel.Message is transport.Message
+    with pytest.raises(TypeError):
+        theirs.Channel.Message([], channel=None)  # such an error of its own is what we catch
+
+
+def test_celery_still_takes_the_class_of_its_connections_from_where_we_put_it() -> None:
+    assert app.amqp.Connection is transport.Connection
+    assert Celery("plain", set_as_current=False).amqp.Connection is kombu.Connection
