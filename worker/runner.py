@@ -4,10 +4,8 @@ when it is woken: claim, evaluate, record, until nothing is left for it."""
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
@@ -24,6 +22,7 @@ from worker.announcer import Announcer
 from worker.artifacts import Artifacts
 from worker.breaker import Breaker
 from worker.evaluation import evaluate, finished
+from worker.intake import Intake
 from worker.inventory import Inventory
 from worker.lease import CANCELLED, GIVEN_BACK, PUT_BACK, Leases
 from worker.ledger import Ledger
@@ -38,13 +37,6 @@ from worker.sandbox.exec import ExecSandbox
 log = logging.getLogger("evalpool.runner")
 
 SWEEP_SECONDS = 10.0
-CLAIM_SECONDS = 0.5
-"""How much work is claimed ahead: what is claimed is kept from other workers."""
-IDLE_SECONDS = 1.0
-"""How long a claimed job may wait for a sandbox here before it goes back: another worker may be free."""
-PINS = 1000
-"""Batches of which it is remembered what their images' names mean."""
-
 LETTER = 4096
 """How much is kept of a message that nobody can read."""
 SHUN_SECONDS = 1.0
@@ -62,15 +54,6 @@ class Runner:
         self._thread = threading.Thread(target=self._loop.run_forever, name="evalpool-loop", daemon=True)
         self._keepers: list[asyncio.Task[None]] = []
         self._without_agent: set[str] = set()
-        self._usual_seconds = 0.01
-        """What a job takes, of late."""
-        self._at_work = 0
-        """How many are claiming and running jobs, each for a wake-up."""
-        self._claiming = asyncio.Lock()
-        self._freed = asyncio.Event()
-        """Set when a job is over, and this worker may have room for others."""
-        self._pins: dict[tuple[str, str], str] = {}
-        self._background: set[asyncio.Task[None]] = set()
         self._draining = False
         self._closed = False
 
@@ -87,7 +70,7 @@ class Runner:
     def run(self) -> None:
         """Called from Celery's threads: takes jobs until nothing is left, and returns when each is committed or put
         back."""
-        self._call(self._work())
+        self._call(self._intake.follow())
 
     def bury(self, reason: str, message: object) -> None:
         """Put a message aside that nobody can read."""
@@ -149,8 +132,12 @@ class Runner:
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
         self._recorder = Recorder(self._ledger, self._announcer, self._leases.__len__, settings.worker_name)
+        self._intake = Intake(
+            settings, self._ledger, self._leases, self._announcer, self._inventory, self._pool,
+            needs=(self._docker, self._database), run=self._one,
+        )  # fmt: skip
         self._reconciler = Reconciler(
-            self._ledger, self._announcer, settings, report=self._report, work=self._work_unasked
+            self._ledger, self._announcer, settings, report=self._report, work=self._intake.look
         )
         try:
             await self._engine.call(self._engine.sweep)
@@ -160,7 +147,7 @@ class Runner:
             raise SetupError(f"no sandbox can be started here: {error}") from error
         await self._ledger.call(Store.retire, settings.worker_name)
         keepers = (
-            self._recorder.keep(), self._leases.keep(), self._reconciler.keep(), self._sweep(), self._give_back(),
+            self._recorder.keep(), self._leases.keep(), self._reconciler.keep(), self._sweep(), self._intake.keep(),
         )  # fmt: skip
         self._keepers = [asyncio.create_task(keeper) for keeper in keepers]
 
@@ -183,122 +170,6 @@ class Runner:
         await fallback.start()
         return fallback
 
-    def _work_unasked(self) -> None:
-        """Look for jobs without a message: it may be lost, or may have reached only workers that cannot run them."""
-        if not self._at_work and self._room():
-            task = self._loop.create_task(self._work())
-            self._background.add(task)
-            task.add_done_callback(self._background.discard)
-
-    async def _work(self) -> None:
-        """The way of a wake-up: claim jobs by their turns and run them, until nothing is left for this worker."""
-        self._at_work += 1
-        try:
-            while await self._able():
-                async with self._claiming:
-                    count = min(self._room(), self.settings.chunk)
-                    tasks = await self._claim(count) if count else []
-                if count and not tasks:
-                    return
-                await asyncio.gather(*tasks)
-        finally:
-            self._at_work -= 1
-
-    async def _able(self) -> bool:
-        """Wait until this worker can take jobs; False when it takes no more. Meanwhile the wake-up is passed on, as
-        others may be free: this worker comes to be out of free threads, and so takes no more messages."""
-        if self._draining or not (self._room() and self._docker.is_closed and self._database.is_closed):
-            self._announcer.wake("passed on by a busy worker")
-        await self._docker.closed()
-        await self._database.closed()
-        while not self._draining and not self._room():
-            self._freed.clear()
-            await self._freed.wait()
-        return not self._draining
-
-    async def _claim(self, count: int) -> list["asyncio.Task[None]"]:
-        """Claim so many jobs, if there are, and begin with them. Those whose image is not here go back untried, and
-        others are claimed in their place."""
-        while True:
-            try:
-                claim = await self._leases.claim(count, self._inventory.absent)
-                leases = await self._settle(claim.leases)
-            except DBAPIError as error:
-                self._database.trip(str(error.orig))
-                await self._database.closed()
-                if self._draining:
-                    return []
-                continue
-            if claim.unreadable:
-                job_id, why = next(iter(claim.unreadable.items()))
-                log.warning(
-                    "%d jobs are left to workers of a newer version, as this one cannot read them: %s",
-                    len(claim.unreadable), why, extra={"action": "unreadable", "job": job_id},
-                )  # fmt: skip
-            if claim.count == count:  # there may be more, and others may be free
-                self._announcer.wake("more jobs wait")
-            if leases or not claim.count:
-                tasks = [self._loop.create_task(self._one(lease)) for lease in leases]
-                for lease, task in zip(leases, tasks, strict=True):
-                    self._leases.hold(lease, task)
-                return tasks
-
-    async def _settle(self, claimed: list[Lease]) -> list[Lease]:
-        """The leases whose image is here, each with its digest. The others are put back."""
-        settled, absent = [], []
-        for lease in claimed:
-            image = lease.image or images.wanted(lease.spec, self.settings)
-            name, digest = images.name_of(image), images.digest_of(image)
-            if digest is None and (local := self._inventory.resolve(name)):
-                digest = await self._pin(lease.batch_id, name, local)
-            if lease.image is None or (digest and digest in self._inventory.digests):
-                settled.append(replace(lease, image=images.pinned(name, digest)))
-            else:
-                self._inventory.miss(image)
-                absent.append(lease)
-        if absent:
-            await self._ledger.call(Store.put_back, absent, self.settings.worker_name)
-        return settled
-
-    async def _pin(self, batch_id: str, name: str, local: str) -> str:
-        """What this name of an image means to a batch, if that was not decided at its submission."""
-        known = self._pins.get((batch_id, name))
-        if known is None:
-            known = await self._ledger.call(Store.pin, batch_id, name, local)
-            if len(self._pins) >= PINS:
-                self._pins.clear()
-            self._pins[batch_id, name] = known
-        return known
-
-    def _room(self) -> int:
-        """How many more jobs to claim: what the slots need, and what they get done in a moment. Long jobs are claimed
-        one by one, so that others need not wait behind them; short ones when half of the stock is used up."""
-        slots, held = self.settings.slots, len(self._leases)
-        ahead = int(slots * CLAIM_SECONDS / self._usual_seconds)
-        return slots + ahead - held if held < slots or held <= slots + ahead // 2 else 0
-
-    async def _give_back(self) -> None:
-        """For ever: jobs that were expected to begin at once, and did not, go back to the queue."""
-        while True:
-            await asyncio.sleep(IDLE_SECONDS / 4)
-            begun = time.monotonic() - IDLE_SECONDS
-            idle = [
-                (lease, task)
-                for lease, task in self._leases.held()
-                if lease.claimed < begun and not self._pool.begun(task)
-            ]
-            if not idle or self._draining:
-                continue
-            self._usual_seconds = max(self._usual_seconds, CLAIM_SECONDS)
-            for _, task in idle:
-                task.cancel(GIVEN_BACK)
-            log.info("%d jobs wait too long here", len(idle), extra={"action": "given_back"})
-            try:
-                await self._ledger.call(Store.put_back, [lease for lease, _ in idle], self.settings.worker_name)
-            except DBAPIError as error:  # then their leases run out by themselves
-                self._database.trip(str(error.orig))
-            self._announcer.wake(f"{len(idle)} jobs given back")
-
     async def _report(self) -> Member:
         """What this worker says of itself."""
         await self._inventory.refresh()
@@ -309,7 +180,7 @@ class Runner:
         try:
             local = self.settings.model_copy(update={"image": self._inventory.pin(self.settings.image)})
             result = await evaluate(lease, self._pool, self._artifacts, local)
-            self._usual_seconds += (max(result.metrics.wall_seconds, 0.001) - self._usual_seconds) / 16
+            self._intake.over(result.metrics.wall_seconds)
             await self._recorder.record(result)
             log.info("%s", result.detail, extra=_ids(lease, "job_finished") | {"verdict": result.verdict.value})
         except PoolClosed:
@@ -336,7 +207,7 @@ class Runner:
             await self._failed(lease, repr(error))
         finally:
             self._leases.drop(lease)
-            self._freed.set()
+            self._intake.over()
 
     async def _letters(self) -> int | None:
         try:
@@ -348,7 +219,7 @@ class Runner:
         self._pool.stop_lending()
         self._docker.close()
         self._database.close()
-        self._freed.set()
+        self._intake.close()
         self._loop.call_later(grace, self._leases.stop, PUT_BACK)
 
     def _ended(self, lease: Lease, verdict: Verdict, detail: str) -> Any:
@@ -386,6 +257,10 @@ class Runner:
                 log.warning("could not sweep: %s", error, extra={"action": "sweep_failed"})
 
     async def _tear_down(self) -> None:
+        if hasattr(self, "_intake"):
+            if not self._draining:
+                self._drain(0.0)
+            await self._intake.closed()
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
