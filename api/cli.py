@@ -189,14 +189,19 @@ def version() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script: our own errors are one line on stderr, 2 if the input is at fault and 1 if we are."""
-    from schemas.errors import EvalpoolError, InvalidJob, NotFound
+    from sqlalchemy.exc import DBAPIError
+
+    from schemas.errors import EvalpoolError, IdempotencyConflict, InvalidJob, NotFound
 
     try:
         app(arguments)
+    except DBAPIError as error:
+        print(f"evalpool: the database failed: {error.orig}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
     except EvalpoolError as error:
         plain = "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in str(error))
         print(f"evalpool: {plain}", file=sys.stderr)  # noqa: T201 - this is the terminal
-        sys.exit(2 if isinstance(error, InvalidJob | NotFound) else 1)
+        sys.exit(2 if isinstance(error, InvalidJob | NotFound | IdempotencyConflict) else 1)
 
 
 def _limits(cpu_seconds: float | None, memory_mib: int | None) -> dict[str, float]:
