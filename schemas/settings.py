@@ -1,4 +1,5 @@
-"""Every knob, from the environment (`EVALPOOL_…`) or a `.env` file. A wrong value is refused by its name."""
+"""Every knob, from the environment (`EVALPOOL_…`), the file that `EVALPOOL_ENV_FILE` names, or the checkout's `.env`, in
+this order. A wrong value is refused by its name."""
 
 import math
 import os
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from schemas.errors import SetupError
 
 PREFIX = "EVALPOOL_"
+ENV_FILE = "EVALPOOL_ENV_FILE"
+CHECKOUT = Path(__file__).absolute().parents[1]
+"""The folder evalpool runs from; a checkout if our `pyproject.toml` is there, else where packages are installed."""
 
 
 def cgroup_cpus() -> int:
@@ -39,12 +43,36 @@ def _state_dir() -> Path:
     return Path(home) / "evalpool"
 
 
+def _env_files() -> list[Path]:
+    """The files that settings are read from; the last one wins. Never one of the working directory, which may be a
+    stranger's: it could name his own database."""
+    files = [CHECKOUT / ".env"] if (CHECKOUT / "pyproject.toml").is_file() else []
+    if named := os.environ.get(ENV_FILE):
+        files.append(Path(named).expanduser())
+        if not files[-1].is_file():
+            raise SetupError(f"{ENV_FILE}={named!r}: there is no such file")
+    return files
+
+
 class Settings(BaseSettings):
     """One typed class for all of it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Where values come from, the first one first."""
+        try:
+            return init_settings, env_settings, DotEnvSettingsSource(settings_cls, env_file=_env_files())
+        except (OSError, UnicodeDecodeError) as error:
+            raise SetupError(f"the file with the settings cannot be read: {error}") from None
 
     redis_url: str | None = Field(default=None, pattern=r"^(rediss?|unix)://")
     """Where ids queue. Unset: `evalpool run` starts a private server, all else uses redis://localhost:6379/0."""

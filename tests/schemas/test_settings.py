@@ -1,7 +1,19 @@
+from pathlib import Path
+
 import pytest
 
 from schemas.errors import SetupError
-from schemas.settings import settings
+from schemas.settings import Settings, settings
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that evalpool seems to run from."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / "pyproject.toml").touch()
+    monkeypatch.setattr("schemas.settings.CHECKOUT", folder)
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -32,3 +44,44 @@ def test_the_database_lies_in_the_state_directory_unless_named(monkeypatch: pyte
     assert settings().store_url == "sqlite:////somewhere/evalpool.db"
     monkeypatch.setenv("EVALPOOL_DATABASE_URL", "postgresql://u:p@h/d")
     assert settings().store_url == "postgresql+psycopg://u:p@h/d"
+
+
+def test_a_file_of_the_working_directory_is_not_read(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("EVALPOOL_DATABASE_URL=postgresql://stranger/x\n")
+    monkeypatch.chdir(tmp_path)
+    assert Settings().database_url is None
+
+
+def test_the_file_of_the_checkout_is_read_from_any_working_directory(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / ".env").write_text("EVALPOOL_SLOTS=7\nPOSTGRES_PASSWORD=x\n")
+    monkeypatch.chdir(tmp_path)
+    assert Settings().slots == 7
+    (checkout / "pyproject.toml").unlink()  # a folder of installed packages is no checkout
+    assert "slots" not in Settings().model_fields_set
+
+
+def test_the_named_file_wins_over_the_checkouts_and_the_environment_over_both(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / ".env").write_text("EVALPOOL_SLOTS=5\nEVALPOOL_CHUNK=5\nEVALPOOL_MAX_USES=5\n")
+    (tmp_path / "fleet.env").write_text("EVALPOOL_SLOTS=6\nEVALPOOL_CHUNK=6\n")
+    monkeypatch.setenv("EVALPOOL_ENV_FILE", str(tmp_path / "fleet.env"))
+    monkeypatch.setenv("EVALPOOL_SLOTS", "7")
+    found = settings()
+    assert (found.slots, found.chunk, found.max_uses) == (7, 6, 5)
+
+
+def test_a_named_file_that_is_missing_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALPOOL_ENV_FILE", "/nowhere/fleet.env")
+    with pytest.raises(SetupError, match=r"EVALPOOL_ENV_FILE='/nowhere/fleet.env': there is no such file"):
+        settings()
+
+
+def test_a_file_that_is_not_text_is_refused(checkout: Path) -> None:
+    (checkout / ".env").write_bytes(b"EVALPOOL_SLOTS=\xff\n")
+    with pytest.raises(SetupError, match="cannot be read"):
+        Settings()
