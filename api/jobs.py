@@ -10,7 +10,7 @@ from typing import Any
 from api.connections import store
 from api.handles import BatchHandle, Job
 from api.version import version
-from schemas import twins
+from schemas import ceilings, twins
 from schemas.errors import InvalidJob, QueueUnavailable
 from schemas.job import JobSpec
 from schemas.rows import job_id
@@ -29,7 +29,9 @@ def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any
     """Submit one job, given as a `JobSpec` or by its fields; returns as soon as it is stored and queued."""
     if spec is not None and fields:
         raise InvalidJob(f"{next(iter(fields))}: give a JobSpec or its fields, not both")
-    batch_id = _submit([_spec(fields if spec is None else spec)], None, None)
+    given = _spec(fields if spec is None else spec)
+    ceilings.check(given.limits, settings())
+    batch_id = _submit([given], None, None)
     return Job(job_id(batch_id, 0))
 
 
@@ -50,7 +52,7 @@ def submit_batch(
             raise InvalidJob(f"job {index}: {error}") from None
     if not specs:
         raise InvalidJob("jobs: a batch needs at least one")
-    return BatchHandle(_submit(specs, name, idempotency_key, dedup))
+    return BatchHandle(_submit(_allowed(specs), name, idempotency_key, dedup))
 
 
 def submit_stream(
@@ -74,7 +76,7 @@ def submit_stream(
     seen: dict[str, str] = {}
     made = made_by()
     rest, start = islice(specs, there, None), there
-    while part := list(islice(rest, PART)):
+    while part := _allowed(list(islice(rest, PART)), start):
         digests, leaders = None, {}
         if dedup:
             digests = [spec.digest(made) for spec in part]
@@ -115,6 +117,17 @@ def _spec(job: object) -> JobSpec:
     if isinstance(job, Mapping):
         return JobSpec(**{str(name): value for name, value in job.items()})
     raise InvalidJob(f"a job is a JobSpec or a mapping of its fields, not {type(job).__name__}")
+
+
+def _allowed(specs: list[JobSpec], start: int = 0) -> list[JobSpec]:
+    """These jobs, if none of them asks for more than the operator allows; they are numbered from `start`."""
+    now = settings()
+    for index, spec in enumerate(specs, start):
+        try:
+            ceilings.check(spec.limits, now)
+        except InvalidJob as error:
+            raise InvalidJob(f"job {index}: {error}") from None
+    return specs
 
 
 def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool = False) -> str:

@@ -19,6 +19,7 @@ from api.handles import BatchHandle
 from api.jobs import made_by, submit_stream
 from api.page import page
 from api.version import version
+from schemas import ceilings
 from schemas.errors import SetupError
 from schemas.job import JobSpec
 from schemas.limits import Limits
@@ -107,11 +108,11 @@ class Run:
 
 
 def _with(spec: JobSpec, cpu_seconds: float) -> JobSpec:
-    """With so much CPU time, and as much more wall time."""
+    """With so much CPU time, and as much more wall time, as far as the operator allows."""
     limits = spec.limits
     wall = limits.wall_seconds and limits.wall_seconds * cpu_seconds / limits.cpu_seconds
     given = Limits(**limits.model_dump() | {"cpu_seconds": cpu_seconds, "wall_seconds": wall})
-    return spec.model_copy(update={"limits": given})
+    return spec.model_copy(update={"limits": ceilings.lowered(given, settings())})
 
 
 def load(data: Dataset) -> int:

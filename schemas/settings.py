@@ -1,5 +1,5 @@
-"""Every knob, from the environment (`EVALPOOL_…`), the file that `EVALPOOL_ENV_FILE` names, or the checkout's `.env`, in
-this order. A wrong value is refused by its name."""
+"""Every knob, from the environment (`EVALPOOL_…`), the file that `EVALPOOL_ENV_FILE` names, or the checkout's `.env`,
+in this order. A wrong value is refused by its name."""
 
 import math
 import os
@@ -92,6 +92,14 @@ class Settings(BaseSettings):
     """Jobs a warm sandbox runs before it is replaced."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a job is tried before our own failures end it as `sandbox_error`."""
+    max_cpu_seconds: float | None = Field(default=None, gt=0)
+    """The most that a job's limits may ask for; this and those below. Unset: what `Limits` itself allows."""
+    max_wall_seconds: float | None = Field(default=None, gt=0)
+    max_memory_mib: int | None = Field(default=None, ge=1)
+    max_processes: int | None = Field(default=None, ge=1)
+    max_output_bytes: int | None = Field(default=None, ge=0)
+    max_file_mib: int | None = Field(default=None, ge=0)
+    max_disk_mib: int | None = Field(default=None, ge=1)
     lease_seconds: float = Field(default=15, ge=1)
     """How long a worker may be silent before its jobs go to another; renewed every second, or third of it."""
     grace_seconds: float = Field(default=30, ge=0)

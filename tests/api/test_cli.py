@@ -66,6 +66,33 @@ def test_a_bad_line_ends_with_2_and_names_the_place_and_leaves_no_row(
     assert rows(store) == 0
 
 
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize(
+    ("first", "options", "line"),
+    [
+        ({"code": "x", "limits": {"memory_mb": 4096}}, [], 2),
+        ({"code": "x"}, ["--memory-mib", "8192"], 1),
+        ({"task_id": "HumanEval/0", "completion": "x"}, ["--memory-mib", "8192"], 1),
+    ],
+)
+def test_a_line_over_the_operators_ceiling_is_refused_with_its_place(
+    store: Store,
+    tmp_path: Path,
+    capsys: Output,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    first: Any,
+    options: list[str],
+    line: int,
+) -> None:
+    monkeypatch.setenv("EVALPOOL_MAX_MEMORY_MIB", "4096")
+    path = write(tmp_path / "jobs.jsonl", first, {"code": "x", "limits": {"memory_mib": 8192}})
+    assert evalpool(command, path, *options) == 2
+    said = f"evalpool: {path}:{line}: limits.memory_mib: 8192 is more than the 4096 that EVALPOOL_MAX_MEMORY_MIB allows"
+    assert capsys.readouterr().err == f"{said}\n"
+    assert rows(store) == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
