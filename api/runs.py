@@ -26,13 +26,18 @@ from schemas.limits import Limits
 from schemas.report import Report
 from schemas.result import Result
 from schemas.settings import settings
+from schemas.terminal import plain
 
 ROOM = 10.0
 """Times the CPU time of its reference solution that a calibrated limit gives a sample."""
 SAY_SECONDS = 5.0
 
-notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-"""For all that is not a result: stdout carries results only."""
+_notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Print what is not a result: stdout carries results only."""
+    _notes.print(plain(text))
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,7 @@ class Run:
         specs = [
             _with(spec, ROOM * spec.limits.cpu_seconds) for spec in self.data.references() if spec.task_id in asked
         ]
-        notes.print(f"calibrating: {len(specs):,} reference solutions")
+        say(f"calibrating: {len(specs):,} reference solutions")
         key = None if self.force else self.data.digest("references", made_by())
         batch = submit_stream(specs, len(specs), name="references", idempotency_key=key)
         servers.start_worker()
@@ -84,7 +89,7 @@ class Run:
                 cpu = max((case.metrics.cpu_seconds for case in result.cases), default=result.metrics.cpu_seconds)
                 measured[result.task_id] = round(cpu, 2)
             else:
-                notes.print(f"the reference solution of {result.task_id} did not pass: {result.detail}")
+                say(f"the reference solution of {result.task_id} did not pass: {result.detail}")
         return replace(self, reference_cpu=measured)
 
     def _fitted(self, spec: JobSpec) -> JobSpec:
@@ -123,9 +128,9 @@ def load(data: Dataset) -> int:
         tasks.add(hash(spec.task_id))
         if time.monotonic() - said > SAY_SECONDS:
             said = time.monotonic()
-            notes.print(f"reading {data.lines.name}: {count:,} jobs so far")
+            say(f"reading {data.lines.name}: {count:,} jobs so far")
     known = f", {len(tasks):,} tasks)" if tasks != {hash(None)} else ")"
-    notes.print(f"format: {data.title} ({count:,} jobs" + known)
+    say(f"format: {data.title} ({count:,} jobs" + known)
     return count
 
 
@@ -133,7 +138,7 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
     """Wait until the batch is complete, showing how far it is, as long as there is somebody to run it."""
     if batch.progress().complete:
         if resumes:
-            notes.print(f"batch {batch.id} is complete, nothing is left to run; --force runs it again")
+            say(f"batch {batch.id} is complete, nothing is left to run; --force runs it again")
         return
     servers.start_worker()
     try:
@@ -143,7 +148,7 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
                 servers.check()
     except KeyboardInterrupt:
         how = "the same command again resumes it" if resumes else f"`evalpool report {batch.id}` shows them"
-        notes.print(f"\ninterrupted; the finished jobs of batch {batch.id} are kept: {how}")
+        say(f"\ninterrupted; the finished jobs of batch {batch.id} are kept: {how}")
         raise
 
 
@@ -168,9 +173,9 @@ def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | 
         write_parquet(results(), directory / "results.parquet")
         written.append("results.parquet")
     except SetupError as error:
-        notes.print(f"no results.parquet: {error}")
+        say(f"no results.parquet: {error}")
     own = data.write(results(), directory, report) if data else None
-    notes.print(f"written to {directory}: {', '.join([*written, *([own.name] if own else [])])}")
+    say(f"written to {directory}: {', '.join([*written, *([own.name] if own else [])])}")
 
 
 def summary(report: Report) -> dict[str, object]:

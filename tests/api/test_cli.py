@@ -11,11 +11,11 @@ import pytest
 from api import submit_batch
 from api.cli import main
 from api.formats import read
-from api.runs import Run
+from api.runs import Run, say
 from schemas import Verdict
 from schemas.rows import job_id
 from schemas.store import Store
-from tests.api.conftest import Finish, rows
+from tests.api.conftest import Finish, record, rows
 
 Output = pytest.CaptureFixture[str]
 
@@ -227,6 +227,37 @@ def test_a_batch_can_be_looked_at_and_cancelled(finish: Finish, capsys: Output) 
     assert verdicts == ["passed", "cancelled", "cancelled"]
     assert evalpool("report", batch.id, "--json") == 0
     assert json.loads(capsys.readouterr().out)["total"] == 3
+
+
+ODD = "\x1b[2J \x9b31m \x85 \u202e \u2066 \u2028 \u200b 日本"
+OBEYED = set(ODD) - set("[2J 31m日本")
+
+
+@pytest.mark.redis
+def test_what_programs_and_callers_wrote_reaches_no_terminal_unescaped(
+    store: Store, redis_url: str, capsys: Output
+) -> None:
+    batch = submit_batch([{"code": "x", "task_id": ODD, "labels": {ODD: ODD}}], name=f"{ODD}\nline")
+    record(store, [job_id(batch.id, 0)], stdout=ODD, stderr=ODD, detail=ODD)
+    assert evalpool("results", batch.id) == 0
+    printed = capsys.readouterr().out
+    result = json.loads(printed)
+    assert [result[name] for name in ("stdout", "stderr", "detail", "task_id")] == [ODD] * 4
+    assert result["labels"] == {ODD: ODD}
+    assert "日本" in printed
+    assert evalpool("report", batch.id) == 0
+    printed += capsys.readouterr().out
+    assert evalpool("status", ODD) == 2
+    printed += capsys.readouterr().err
+    assert "\\u202e" in printed
+    assert not OBEYED & set(printed)
+
+
+def test_a_note_about_a_program_is_not_obeyed_either(capsys: Output) -> None:
+    say(f"the reference solution of {ODD} did not pass: {ODD}")
+    printed = capsys.readouterr().err
+    assert "\\u009b31m" in printed
+    assert not OBEYED & set(printed)
 
 
 @pytest.mark.redis
