@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from api.formats.lines import Lines
-from api.formats.samples import at, unfenced
+from api.formats.samples import at, few, unfenced
 from schemas import ceilings
 from schemas.errors import InvalidJob
 from schemas.job import Case, JobSpec
@@ -99,6 +99,7 @@ def _labels(fields: dict[str, Any]) -> None:
 def _tests(fields: dict[str, Any]) -> None:
     tests = fields.pop("tests")
     _need(isinstance(tests, list) and len(tests) > 0, "tests: a list of at least one is needed")
+    few(tests, "tests")
     _need(not fields.keys() & {"check", "cases"}, "tests: the row has check or cases too; give one of them")
     checks: list[str] = []
     cases: list[Case] = []
