@@ -7,6 +7,7 @@ import socket
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
@@ -15,6 +16,8 @@ from schemas.errors import SetupError
 
 PREFIX = "EVALPOOL_"
 ENV_FILE = "EVALPOOL_ENV_FILE"
+MACHINE_SOCKET = Path("/run/evalpool/redis/redis.sock")
+"""Of the Redis that `deploy/setup` starts where root calls it."""
 CHECKOUT = Path(__file__).absolute().parents[1]
 """The folder evalpool runs from; a checkout if our `pyproject.toml` is there, else where packages are installed."""
 
@@ -75,7 +78,7 @@ class Settings(BaseSettings):
             raise SetupError(f"the file with the settings cannot be read: {error}") from None
 
     redis_url: str | None = Field(default=None, pattern=r"^(rediss?|unix)://")
-    """Where ids queue. Unset: `evalpool run` starts a private server, all else uses redis://localhost:6379/0."""
+    """Where ids queue. Unset: `evalpool run` starts a private server, all else uses the one of `queue_url`."""
     database_url: str | None = Field(default=None, pattern=r"^(sqlite|postgresql(\+psycopg)?)://")
     """Where rows live. Unset: SQLite in the state directory."""
     state_dir: Path = Field(default_factory=_state_dir)
@@ -132,8 +135,25 @@ class Settings(BaseSettings):
 
     @property
     def queue_url(self) -> str:
-        """The Redis that Celery talks to."""
-        return self.redis_url or "redis://localhost:6379/0"
+        """The Redis that we talk to. If none is named: the one that `deploy/setup` has started for this user or this
+        machine, where there is one that this user may use; else the usual port."""
+        if self.redis_url is not None:
+            return self.redis_url
+        for place in (self.state_dir / "redis" / "redis.sock", MACHINE_SOCKET):
+            if os.access(place, os.W_OK):
+                return f"unix://{quote(str(place))}?db=0"
+        return "redis://localhost:6379/0"
+
+    @property
+    def broker_url(self) -> str:
+        """The same Redis, as Celery wants it written: it has other words for a socket than redis-py."""
+        url = urlsplit(self.queue_url)
+        if url.scheme != "unix":
+            return self.queue_url
+        given = {"db": "0"} | dict(parse_qsl(url.query))
+        user, password = (quote(given.get(name, ""), safe="") for name in ("username", "password"))
+        login = url.netloc.rpartition("@")[0] or (f"{user}:{password}" if user or password else "")
+        return f"redis+socket://{login and login + '@'}{url.path}?virtual_host={given['db']}"
 
     @property
     def store_url(self) -> str:

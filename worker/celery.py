@@ -25,7 +25,7 @@ UNREACHABLE = (OperationalError, KombuError, redis.RedisError, OSError)
 
 app = Celery("evalpool", include=["worker.tasks", "worker.letters"])
 app.conf.update(
-    broker_url=settings().queue_url,
+    broker_url=settings().broker_url,
     result_backend=None,  # the ledger is the result store
     task_ignore_result=True,
     task_acks_late=True,  # a killed worker must not take its messages along
@@ -68,7 +68,7 @@ app.conf.update(
 
 def publish(jobs: Iterable[tuple[str, str]], chunk: int) -> None:
     """Tell Redis of these jobs, given as (id, priority), many ids to a message. Raises one of `UNREACHABLE`."""
-    with producers[_connection(settings().queue_url)].acquire(block=True, timeout=10) as producer, producer.batch():
+    with producers[_connection(settings().broker_url)].acquire(block=True, timeout=10) as producer, producer.batch():
         for priority, group in groupby(jobs, key=lambda job: job[1]):
             ids = [job_id for job_id, _ in group]
             for start in range(0, len(ids), chunk):
@@ -103,7 +103,7 @@ def redis_client(url: str) -> "redis.Redis":
         url,
         socket_timeout=min(10, settings().redis_timeout),
         socket_connect_timeout=5,
-        socket_keepalive=True,
+        **({} if url.startswith("unix:") else {"socket_keepalive": True}),
         health_check_interval=15,
         retry=Retry(NoBackoff(), 1),  # once, for a connection that went stale; no waiting: others wait behind us
     )

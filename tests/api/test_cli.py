@@ -12,7 +12,7 @@ from api import submit_batch
 from api.cli import main
 from api.formats import read
 from api.runs import Run, say
-from schemas import Verdict
+from schemas import Settings, Verdict
 from schemas.rows import job_id
 from schemas.store import Store
 from tests.api.conftest import Finish, record, rows
@@ -273,6 +273,20 @@ def test_the_doctor_looks_at_redis_and_the_database_too(
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
     assert evalpool("doctor") == 1
     assert "correct EVALPOOL_REDIS_URL" in capsys.readouterr().out
+
+
+@pytest.mark.redis
+def test_the_doctor_says_which_redis_is_used_where_none_is_named(
+    store: Store, redis_server: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("worker.sandbox.doctor.examine", lambda: [])
+    for url, said in (("redis://127.0.0.1:1/0", "which does not answer"), (redis_server, "version ")):
+        monkeypatch.setattr(Settings, "queue_url", url)
+        assert evalpool("doctor") == 0
+        out = capsys.readouterr().out
+        assert "`evalpool run` starts a private" in out
+        assert f"all else uses {url}, {said}" in out
 
 
 def test_the_version_is_told_without_loading_the_queue_or_the_database() -> None:

@@ -85,3 +85,37 @@ def test_a_file_that_is_not_text_is_refused(checkout: Path) -> None:
     (checkout / ".env").write_bytes(b"EVALPOOL_SLOTS=\xff\n")
     with pytest.raises(SetupError, match="cannot be read"):
         Settings()
+
+
+def test_without_a_named_redis_the_socket_of_the_user_or_the_machine_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, own = tmp_path / "machine.sock", tmp_path / "my state" / "redis" / "redis.sock"
+    monkeypatch.setattr("schemas.settings.MACHINE_SOCKET", machine)
+    monkeypatch.setenv("EVALPOOL_STATE_DIR", str(tmp_path / "my state"))
+    assert settings().queue_url == settings().broker_url == "redis://localhost:6379/0"
+    machine.touch()
+    assert settings().queue_url == f"unix://{machine}?db=0"
+    assert settings().broker_url == f"redis+socket://{machine}?virtual_host=0"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert settings().queue_url == f"unix://{tmp_path}/my%20state/redis/redis.sock?db=0"
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://named/1")
+    assert settings().queue_url == settings().broker_url == "redis://named/1"
+
+
+@pytest.mark.parametrize(
+    ("given", "celerys"),
+    [
+        ("unix:///a/b.sock", "redis+socket:///a/b.sock?virtual_host=0"),
+        ("unix:///a/b.sock?db=3", "redis+socket:///a/b.sock?virtual_host=3"),
+        ("unix://me:p%40ss@/a/b.sock?db=3", "redis+socket://me:p%40ss@/a/b.sock?virtual_host=3"),
+        ("unix:///a/b.sock?password=p%40ss&db=1", "redis+socket://:p%40ss@/a/b.sock?virtual_host=1"),
+        ("rediss://host:1/2", "rediss://host:1/2"),
+    ],
+)
+def test_a_socket_is_named_to_celery_in_its_own_words(
+    given: str, celerys: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALPOOL_REDIS_URL", given)
+    assert (settings().queue_url, settings().broker_url) == (given, celerys)
