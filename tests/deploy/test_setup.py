@@ -150,3 +150,11 @@ def test_a_redis_that_is_there_already_is_used_and_a_dead_socket_is_put_away(run
 def test_a_named_redis_is_left_alone(run: Callable[..., list[str]]) -> None:
     script = "deploy/setup redis; [ ! -e /run/evalpool ] && echo untouched"
     assert run(script, EVALPOOL_REDIS_URL="redis://elsewhere/0") == ["redis     ok (EVALPOOL_REDIS_URL)", "untouched"]
+
+
+@pytest.mark.parametrize("name", [".env", "fleet.env"])
+def test_a_redis_that_a_file_names_is_left_alone_too(run: Callable[..., list[str]], place: Path, name: str) -> None:
+    (place / name).write_text("EVALPOOL_SLOTS=1\nEVALPOOL_REDIS_URL='redis://elsewhere/0'\n")
+    script, named = "deploy/setup redis; [ ! -e /run/evalpool ] && echo untouched", {"EVALPOOL_ENV_FILE": name}
+    lines = run(script, **({} if name == ".env" else named))
+    assert lines == ["redis     ok (EVALPOOL_REDIS_URL)", "untouched"]
