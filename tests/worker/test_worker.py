@@ -152,6 +152,15 @@ def test_a_lost_container_is_our_failure_and_the_job_runs_elsewhere(
     assert (result.verdict, result.stdout) == (Verdict.PASSED, "done\n")
 
 
+def test_a_worker_refuses_what_is_over_its_own_ceilings_at_once(start_worker: Start) -> None:
+    start_worker(EVALPOOL_MAX_MEMORY_MIB="256")
+    refused, ran = (submit_job(code="print(1)", limits=Limits(memory_mib=memory)) for memory in (512, 256))
+    result = refused.result(timeout=PATIENCE)
+    assert (result.verdict, result.attempt) == (Verdict.SANDBOX_ERROR, 1)
+    assert result.detail == "limits.memory_mib: 512 is more than the 256 that EVALPOOL_MAX_MEMORY_MIB allows"
+    assert ran.result(timeout=PATIENCE).passed
+
+
 def test_the_redis_behind_the_socket_of_the_state_directory_is_found_and_used(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
