@@ -48,10 +48,13 @@ COMPOSE = $$(if docker compose version > /dev/null 2>&1; then echo docker compos
 	elif command -v docker-compose > /dev/null; then echo docker-compose; fi)
 NO_COMPOSE = { echo "Docker Compose is missing. On Debian, as root: apt-get install docker-compose" >&2; exit 1; }
 
-# the passwords of the stack, made once
+# The passwords of the stack, made once, in a file for its owner alone. One that is not ours, or a link, may be read by others.
 up: ## start the compose stack
-	@grep -qs '^POSTGRES_PASSWORD=.' .env || (umask 077; word() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }; \
-		printf 'POSTGRES_PASSWORD=%s\nFLOWER_PASSWORD=%s\n' "$$(word)" "$$(word)" >> .env)
+	@if [ -L .env ] || { [ -e .env ] && ! { [ -f .env ] && [ -O .env ]; }; }; then \
+		echo ".env must be a file of $$(id -un)'s own, and no link: passwords are written to it" >&2; exit 1; fi
+	@umask 077; touch .env; chmod 600 .env; [ -z "$$(tail -c 1 .env)" ] || echo >> .env
+	@grep -q '^POSTGRES_PASSWORD=.' .env || { word() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }; \
+		printf 'POSTGRES_PASSWORD=%s\nFLOWER_PASSWORD=%s\n' "$$(word)" "$$(word)" >> .env; }
 	@compose="$(COMPOSE)"; [ -n "$$compose" ] || $(NO_COMPOSE); $$compose up -d --build $(ARGS)
 
 down: ## stop the compose stack

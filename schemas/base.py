@@ -6,6 +6,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import InvalidJob
 
+MAX_ITEMS = 10_000
+"""Entries of any list or object of a job. Each wrong one is an error to pydantic, and takes a kilobyte of memory."""
+
 
 class Given(BaseModel):
     """A frozen value that refuses unknown fields and names the wrong one in an `InvalidJob`."""
@@ -13,6 +16,9 @@ class Given(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     def __init__(self, /, **fields: Any) -> None:
+        for name, value in (("fields", fields), *fields.items()):
+            if isinstance(value, list | tuple | dict) and len(value) > MAX_ITEMS:
+                raise InvalidJob(f"{name}: {len(value):,} entries; at most {MAX_ITEMS:,} are taken")
         try:
             super().__init__(**fields)
         except ValidationError as error:

@@ -17,6 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from schemas.errors import SchemaMismatch, SetupError
+from schemas.privacy import private_database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x65766C70
@@ -163,7 +164,7 @@ def _boot_id() -> str:
 def _sqlite(url: str) -> Engine:
     path = make_url(url).database
     if path and path != ":memory:":
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        private_database(Path(path))
     engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
 
     @event.listens_for(engine, "connect")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from schemas.base import Given
+from schemas.base import MAX_ITEMS, Given
 from schemas.limits import Limits
 from schemas.verdict import Priority
 
@@ -17,7 +17,7 @@ MAX_TEXT = 10 << 20
 """Bytes of any one text of a job: its code, its check, its standard input, one file."""
 MAX_JOB = 32 << 20
 """Bytes of all texts of a job together."""
-MAX_CASES = 10_000
+MAX_CASES = MAX_ITEMS
 LANGUAGES = {
     "python_executor": ("python",),
     "shell_executor": ("bash",),

@@ -1,4 +1,5 @@
-"""Every knob, from the environment (`EVALPOOL_…`) or a `.env` file. A wrong value is refused by its name."""
+"""Every knob, from the environment (`EVALPOOL_…`), the file that `EVALPOOL_ENV_FILE` names, or the checkout's `.env`,
+in this order. A wrong value is refused by its name."""
 
 import math
 import os
@@ -6,13 +7,19 @@ import socket
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from schemas.errors import SetupError
 
 PREFIX = "EVALPOOL_"
+ENV_FILE = "EVALPOOL_ENV_FILE"
+MACHINE_SOCKET = Path("/run/evalpool/redis/redis.sock")
+"""Of the Redis that `deploy/setup` starts where root calls it."""
+CHECKOUT = Path(__file__).absolute().parents[1]
+"""The folder evalpool runs from; a checkout if our `pyproject.toml` is there, else where packages are installed."""
 
 
 def cgroup_cpus() -> int:
@@ -39,15 +46,39 @@ def _state_dir() -> Path:
     return Path(home) / "evalpool"
 
 
+def _env_files() -> list[Path]:
+    """The files that settings are read from; the last one wins. Never one of the working directory, which may be a
+    stranger's: it could name his own database."""
+    files = [CHECKOUT / ".env"] if (CHECKOUT / "pyproject.toml").is_file() else []
+    if named := os.environ.get(ENV_FILE):
+        files.append(Path(named).expanduser())
+        if not files[-1].is_file():
+            raise SetupError(f"{ENV_FILE}={named!r}: there is no such file")
+    return files
+
+
 class Settings(BaseSettings):
     """One typed class for all of it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, env_ignore_empty=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="ignore", frozen=True, env_ignore_empty=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Where values come from, the first one first."""
+        try:
+            return init_settings, env_settings, DotEnvSettingsSource(settings_cls, env_file=_env_files())
+        except (OSError, UnicodeDecodeError) as error:
+            raise SetupError(f"the file with the settings cannot be read: {error}") from None
 
     redis_url: str | None = Field(default=None, pattern=r"^(rediss?|unix)://")
-    """Where workers are woken. Unset: `evalpool run` starts a private server, all else uses redis://localhost:6379/0."""
+    """Where workers are woken. Unset: `evalpool run` starts a private server, all else uses the one of `queue_url`."""
     database_url: str | None = Field(default=None, pattern=r"^(sqlite|postgresql(\+psycopg)?)://")
     """Where rows live. Unset: SQLite in the state directory."""
     state_dir: Path = Field(default_factory=_state_dir)
@@ -64,6 +95,14 @@ class Settings(BaseSettings):
     """Jobs a warm sandbox runs before it is replaced."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a job is tried before our own failures end it as `sandbox_error`."""
+    max_cpu_seconds: float | None = Field(default=None, gt=0)
+    """The most that a job's limits may ask for; this and those below. Unset: what `Limits` itself allows."""
+    max_wall_seconds: float | None = Field(default=None, gt=0)
+    max_memory_mib: int | None = Field(default=None, ge=1)
+    max_processes: int | None = Field(default=None, ge=1)
+    max_output_bytes: int | None = Field(default=None, ge=0)
+    max_file_mib: int | None = Field(default=None, ge=0)
+    max_disk_mib: int | None = Field(default=None, ge=1)
     lease_seconds: float = Field(default=15, ge=1)
     """How long a worker may be silent before its jobs go to another; renewed every second, or third of it."""
     grace_seconds: float = Field(default=30, ge=0)
@@ -96,8 +135,25 @@ class Settings(BaseSettings):
 
     @property
     def queue_url(self) -> str:
-        """The Redis that Celery talks to."""
-        return self.redis_url or "redis://localhost:6379/0"
+        """The Redis that we talk to. If none is named: the one that `deploy/setup` has started for this user or this
+        machine, where there is one that this user may use; else the usual port."""
+        if self.redis_url is not None:
+            return self.redis_url
+        for place in (self.state_dir / "redis" / "redis.sock", MACHINE_SOCKET):
+            if os.access(place, os.W_OK):
+                return f"unix://{quote(str(place))}?db=0"
+        return "redis://localhost:6379/0"
+
+    @property
+    def broker_url(self) -> str:
+        """The same Redis, as Celery wants it written: it has other words for a socket than redis-py."""
+        url = urlsplit(self.queue_url)
+        if url.scheme != "unix":
+            return self.queue_url
+        given = {"db": "0"} | dict(parse_qsl(url.query))
+        user, password = (quote(given.get(name, ""), safe="") for name in ("username", "password"))
+        login = url.netloc.rpartition("@")[0] or (f"{user}:{password}" if user or password else "")
+        return f"redis+socket://{login and login + '@'}{url.path}?virtual_host={given['db']}"
 
     @property
     def store_url(self) -> str:

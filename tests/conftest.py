@@ -43,10 +43,11 @@ def eventually(condition: Callable[[], object], seconds: float = PATIENCE) -> No
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the settings or the database of the machine it runs on."""
+    """No test sees the settings, the database or the Redis of the machine it runs on."""
     for name in [name for name in os.environ if name.startswith("EVALPOOL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EVALPOOL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr("schemas.settings.MACHINE_SOCKET", tmp_path / "machine.sock")
 
 
 @pytest.fixture(scope="session")

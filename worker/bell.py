@@ -11,6 +11,9 @@ import redis
 from schemas.rows import batch_of
 from worker.celery import redis_client
 
+MESSAGE = 1 << 20
+"""Bytes of a message that is read; a worker rings for some hundred ids at a time."""
+
 
 def _channel(batch_id: str) -> str:
     return f"evalpool.done.{batch_id}"
@@ -38,7 +41,7 @@ class Bell:
             pubsub.subscribe(_channel(batch_id))
             pubsub.get_message(timeout=5)  # the confirmation: from here on nothing is missed
         try:
-            yield Listener(pubsub)
+            yield Listener(pubsub, batch_id)
         finally:
             with suppress(redis.RedisError):
                 pubsub.close()
@@ -51,14 +54,27 @@ class Bell:
 class Listener:
     """One subscription."""
 
-    def __init__(self, pubsub: "redis.client.PubSub") -> None:
-        self._pubsub = pubsub
+    def __init__(self, pubsub: "redis.client.PubSub", batch_id: str) -> None:
+        self._pubsub, self._batch_id = pubsub, batch_id
 
     def wait(self, seconds: float) -> list[str] | None:
-        """The ids rung next; `None` when nothing was heard for so long or the bell is broken: then look at the rows."""
+        """The ids rung next; `None` when nothing was heard for so long, the bell is broken, or somebody else rang it:
+        then look at the rows."""
         try:
             message = self._pubsub.get_message(timeout=seconds)
         except (redis.RedisError, OSError, RuntimeError):
             time.sleep(min(seconds, 0.25))  # no busy loop over a broken bell
             return None
-        return None if message is None else list(json.loads(message["data"]))
+        return None if message is None else _ids(message["data"], self._batch_id)
+
+
+def _ids(data: object, batch_id: str) -> list[str] | None:
+    """The ids in a message, or `None` if it is not one of ours: whoever reaches Redis can publish anything."""
+    if not isinstance(data, bytes) or len(data) > MESSAGE:
+        return None
+    try:
+        ids = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    ours = isinstance(ids, list) and all(isinstance(each, str) and each.isascii() for each in ids)
+    return ids if ours and all(batch_of(each) == batch_id for each in ids) else None

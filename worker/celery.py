@@ -21,7 +21,7 @@ UNREACHABLE = (OperationalError, KombuError, redis.RedisError, OSError)
 
 app = Celery("evalpool", amqp="worker.transport:AMQP", include=["worker.tasks", "worker.letters"])
 app.conf.update(
-    broker_url=settings().queue_url,
+    broker_url=settings().broker_url,
     result_backend=None,  # the ledger is the result store
     task_ignore_result=True,
     task_acks_late=True,  # a worker that is busy takes no more messages than it has threads: others may be free
@@ -71,7 +71,7 @@ def wake(client: "redis.Redis", what: str, priority: Priority = Priority.NORMAL)
     queue = QUEUES[priority]
     if client.llen(queue):
         return
-    with producers[_connection(settings().queue_url)].acquire(block=True, timeout=10) as producer:
+    with producers[_connection(settings().broker_url)].acquire(block=True, timeout=10) as producer:
         app.send_task(
             RUN,
             argsrepr=f"({what!r})",  # what monitors show
@@ -87,7 +87,7 @@ def redis_client(url: str) -> "redis.Redis":
         url,
         socket_timeout=min(10, settings().redis_timeout),
         socket_connect_timeout=5,
-        socket_keepalive=True,
+        **({} if url.startswith("unix:") else {"socket_keepalive": True}),
         health_check_interval=15,
         retry=Retry(NoBackoff(), 1),  # once, for a connection that went stale; no waiting: others wait behind us
     )

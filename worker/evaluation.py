@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import sha256
 
-from schemas.errors import CheckerFailed, NoSandbox, SandboxKilled, SandboxLost, SetupError
+from schemas import ceilings
+from schemas.errors import CheckerFailed, InvalidJob, NoSandbox, SandboxKilled, SandboxLost, SetupError
 from schemas.images import name_of, wanted
 from schemas.job import Case, JobSpec
 from schemas.lease import Lease
@@ -46,6 +47,10 @@ DEATHS = 2
 async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Settings) -> Result:
     """Run one job to its result. Raises `SandboxLost` when it was our sandboxes that failed, not the program."""
     spec, image = lease.spec, lease.image or wanted(lease.spec, settings)
+    try:
+        ceilings.check(spec.limits, settings)
+    except InvalidJob as error:  # its submitter may not have this operator's settings; no other attempt would do
+        return finished(lease, Verdict.SANDBOX_ERROR, str(error), settings.worker_name)
     began = time.monotonic()
     await _equipped(spec, image, pool, artifacts, settings)
     made = await _compiled(spec, image, pool, artifacts)

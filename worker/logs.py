@@ -4,6 +4,8 @@ import json
 import logging
 import sys
 
+from schemas.terminal import plain
+
 FIELDS = ("action", "job", "batch", "attempt", "sandbox", "verdict")
 
 
@@ -24,7 +26,10 @@ class Text(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         ids = " ".join(f"{name}={value}" for name, value in _fields(record).items())
-        return super().formatMessage(record) + (f" ({ids})" if ids else "")
+        line = plain(super().formatMessage(record)).replace(
+            "\n", "\n  "
+        )  # what a program said must not look like a line
+        return line + (f" ({ids})" if ids else "")
 
 
 class Json(logging.Formatter):

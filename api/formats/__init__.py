@@ -9,11 +9,14 @@ from typing import Any, Protocol
 
 from api.formats import apps, bigcode, evalplus, humaneval, lcb, mbpp, multiple, native
 from api.formats.lines import Lines, lines_of
+from api.formats.samples import at
+from schemas import ceilings
 from schemas.errors import InvalidJob
 from schemas.job import JobSpec
 from schemas.limits import Limits
 from schemas.report import Report
 from schemas.result import Result
+from schemas.settings import settings
 
 
 class Format(Protocol):
@@ -71,6 +74,9 @@ class Dataset:
 
     def jobs(self) -> Iterator[JobSpec]:
         """Its jobs in the order of the file; the first bad line raises `InvalidJob` with file and line."""
+        if self.format != "native":  # rows of other formats name no limits: all have these
+            with at(self.lines.first().place):
+                ceilings.check(self.limits, settings())
         found = FORMATS[self.format].jobs(self.lines, self.problems, self.limits)
         return _some(found, f"{self.lines.name}: no job in it")
 

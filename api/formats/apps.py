@@ -9,7 +9,7 @@ from typing import Any
 from api.formats.calls import arguments, checked, decoded, judged
 from api.formats.lines import Lines
 from api.formats.rows import Row
-from api.formats.samples import Sample, at, candidates, numbered
+from api.formats.samples import Sample, at, candidates, few, numbered
 from api.formats.shelf import Problems
 from schemas.errors import InvalidJob
 from schemas.job import Case, JobSpec
@@ -87,6 +87,7 @@ def _tests(problem: Mapping[str, Any]) -> dict[str, Any]:
     inputs, outputs, asserts = (given.get(name) or [] for name in ("inputs", "outputs", "assert_case"))
     if not all(isinstance(each, list) for each in (inputs, outputs, asserts)):
         raise InvalidJob('"input_output" has inputs, outputs or assert_case that are not lists')
+    few(inputs, '"input_output"')
     asserts = [str(each) for each in asserts if each]
     if asserts and not any(inputs) and not any(outputs):
         return {"check": "\n".join(asserts)}

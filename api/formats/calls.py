@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from api.formats import weight
 from api.formats.samples import Sample, at
 from api.formats.shelf import Problems
 from schemas.errors import InvalidJob
@@ -42,6 +43,7 @@ def judged(
 
 def checked(text: str) -> str:
     """JSON as it stands; a number of any length is fine."""
+    weight.check(text, "a value")
     try:
         json.loads(text, parse_int=str)
     except (ValueError, RecursionError) as error:
@@ -56,6 +58,8 @@ def arguments(text: str) -> str:
 
 def decoded(value: Any, name: str) -> Any:
     """A field that is JSON in a string, or already the value."""
+    if isinstance(value, str):
+        weight.check(value, f'"{name}"')
     try:
         return json.loads(value) if isinstance(value, str) else value
     except (ValueError, RecursionError) as error:

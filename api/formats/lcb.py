@@ -13,7 +13,7 @@ from typing import Any
 from api.formats.calls import arguments, checked, decoded, judged
 from api.formats.lines import Lines
 from api.formats.rows import MAX_ROW, Row
-from api.formats.samples import Sample, candidates, numbered, scores
+from api.formats.samples import Sample, candidates, few, numbered, scores
 from api.formats.shelf import Problems
 from schemas.errors import InvalidJob
 from schemas.job import Case, JobSpec
@@ -123,6 +123,7 @@ def _listed(problem: Mapping[str, Any], name: str) -> list[dict[str, str]]:
     if isinstance(given, str) and not given.lstrip().startswith("["):
         given = _unpacked(given, name)
     tests = decoded(given, name)
+    few(tests if isinstance(tests, list) else [], f'"{name}"')
     for test in tests if isinstance(tests, list) else [None]:
         texts = [test.get(key) for key in ("input", "output", "testtype")] if isinstance(test, dict) else [None]
         if not all(isinstance(text, str) for text in texts):

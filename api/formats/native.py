@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from api.formats.lines import Lines
-from api.formats.samples import at, unfenced
+from api.formats.samples import at, few, unfenced
+from schemas import ceilings
 from schemas.errors import InvalidJob
 from schemas.job import Case, JobSpec
 from schemas.limits import Limits
 from schemas.report import Report
 from schemas.result import Result
+from schemas.settings import settings
 
 TITLE = "native jobs"
 LIMITS: dict[str, float] = {}
@@ -34,9 +36,11 @@ def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[Job
     """One job for each row; a limit that a row names wins over the given ones."""
     if problems is not None:
         raise InvalidJob(f"{problems.name}: native rows bring their checks along; --problems is for other formats")
+    now = settings()
     for row in samples:
         with at(row.place):
             spec = job(row.fields, limits, samples.extract)
+            ceilings.check(spec.limits, now)
         yield spec
 
 
@@ -95,6 +99,7 @@ def _labels(fields: dict[str, Any]) -> None:
 def _tests(fields: dict[str, Any]) -> None:
     tests = fields.pop("tests")
     _need(isinstance(tests, list) and len(tests) > 0, "tests: a list of at least one is needed")
+    few(tests, "tests")
     _need(not fields.keys() & {"check", "cases"}, "tests: the row has check or cases too; give one of them")
     checks: list[str] = []
     cases: list[Case] = []

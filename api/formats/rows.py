@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import ijson
 
+from api.formats import weight
 from schemas.errors import InvalidJob
 from schemas.job import MAX_JOB
 
@@ -17,6 +18,13 @@ MAX_DEPTH = 100
 """Of what is nested in an item of an array; every level costs memory before the item is complete."""
 
 
+COSTS = {
+    "start_map": weight.OBJECT,
+    "map_key": weight.KEY + weight.STRING,
+    "start_array": weight.LIST,
+    "string": weight.STRING + weight.NUMBER,
+}
+"""What the events of an item cost; all others as a number does."""
 CHUNK = 1 << 20
 """Bytes of an array that are parsed at a time. The parser begins a string anew with each of them, which is slow for a
 long string and small ones."""
@@ -54,6 +62,7 @@ def _first(stream: BinaryIO, most: int) -> bytes:
 def _goes_on(line: bytes) -> bool:
     """Whether an object begins on this line and just does not end there. A string never goes on: that is damage."""
     try:
+        weight.check(line, "")
         text = line.decode()
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -82,7 +91,10 @@ def _object(stream: BinaryIO, name: str) -> Iterator[Row]:
 
 def _parsed(data: bytes, name: str, line: int) -> dict[str, Any]:
     try:
-        value = json.loads(data.decode("utf-8-sig").rstrip())
+        weight.check(data, "this row")
+        value = json.loads(data.rstrip().decode("utf-8-sig"))
+    except InvalidJob as error:
+        raise InvalidJob(f"{name}:{line}: {error}") from None
     except UnicodeDecodeError as error:
         raise InvalidJob(f"{name}:{line}: not UTF-8 (byte {error.start + 1} of it)") from None
     except json.JSONDecodeError as error:
@@ -125,17 +137,20 @@ def _items(stream: BinaryIO) -> Iterator[tuple[Any]]:
     """Each item, in a tuple since an item may be null. Built from bare events: ijson's own `items` keeps the path to
     every level, and so needs gigabytes for a few kilobytes of opening brackets."""
     meter = _Meter(stream)
-    builder, depth = ijson.ObjectBuilder(), 0
+    builder, depth, cost = ijson.ObjectBuilder(), 0, 0
     for event, value in ijson.basic_parse(meter, CHUNK, use_float=True):
         depth += event.startswith("start_") - event.startswith("end_")
         if depth > MAX_DEPTH:
             raise ValueError(f"nested more than {MAX_DEPTH} deep")
         if depth == 0 or (depth == 1 and event == "start_array"):  # the array itself
             continue
+        cost += COSTS.get(event, weight.NUMBER)
+        if cost > weight.HEAVIEST:
+            raise ValueError(weight.too_heavy("this item"))
         builder.event(event, value)
         if depth == 1:
             yield (builder.value,)
-            builder, meter.taken = ijson.ObjectBuilder(), 0
+            builder, cost, meter.taken = ijson.ObjectBuilder(), 0, 0
 
 
 class _Meter:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from api.formats.lines import Lines
 from api.formats.rows import Row
 from schemas.errors import InvalidJob
-from schemas.job import JobSpec
+from schemas.job import MAX_CASES, JobSpec
 from schemas.limits import Limits
 from schemas.report import Report
 from schemas.result import Result
@@ -61,6 +61,12 @@ def at(place: str) -> Iterator[None]:
         yield
     except InvalidJob as error:
         raise InvalidJob(f"{place}: {error}") from None
+
+
+def few(tests: Sized, name: str) -> None:
+    """Refuse more tests than a job may have, before a case is made of each."""
+    if len(tests) > MAX_CASES:
+        raise InvalidJob(f"{name}: {len(tests):,} tests; a job has at most {MAX_CASES:,}")
 
 
 def text(row: Row, name: str) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from api.formats.lines import Lines
 from api.formats.rows import Row
+from api.formats.weight import weight
 from schemas.errors import InvalidJob
 
 MEMORY = 64 << 20
-"""Bytes, as JSON, that one shelf keeps in memory."""
+"""Bytes, in memory, of what one shelf keeps there."""
 
 
 class Shelf:
@@ -27,7 +28,7 @@ class Shelf:
     def put(self, value: Any) -> Callable[[], Any]:
         """Put a value aside; the function that comes back is how to get it."""
         data = json.dumps(value).encode()
-        self._size += len(data)
+        self._size += len(data) + weight(data)
         if self._size <= MEMORY:
             return lambda: value
         start = self._file.seek(0, os.SEEK_END)

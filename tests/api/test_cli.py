@@ -11,11 +11,11 @@ import pytest
 from api import submit_batch
 from api.cli import main
 from api.formats import read
-from api.runs import Run
-from schemas import Verdict
+from api.runs import Run, say
+from schemas import Settings, Verdict
 from schemas.rows import job_id
 from schemas.store import Store
-from tests.api.conftest import Finish, rows
+from tests.api.conftest import Finish, record, rows
 
 Output = pytest.CaptureFixture[str]
 
@@ -63,6 +63,33 @@ def test_a_bad_line_ends_with_2_and_names_the_place_and_leaves_no_row(
     assert f"{path}:2: " in err
     assert named in err
     assert len(err.splitlines()) == 1
+    assert rows(store) == 0
+
+
+@pytest.mark.parametrize("command", ["run", "submit"])
+@pytest.mark.parametrize(
+    ("first", "options", "line"),
+    [
+        ({"code": "x", "limits": {"memory_mb": 4096}}, [], 2),
+        ({"code": "x"}, ["--memory-mib", "8192"], 1),
+        ({"task_id": "HumanEval/0", "completion": "x"}, ["--memory-mib", "8192"], 1),
+    ],
+)
+def test_a_line_over_the_operators_ceiling_is_refused_with_its_place(
+    store: Store,
+    tmp_path: Path,
+    capsys: Output,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    first: Any,
+    options: list[str],
+    line: int,
+) -> None:
+    monkeypatch.setenv("EVALPOOL_MAX_MEMORY_MIB", "4096")
+    path = write(tmp_path / "jobs.jsonl", first, {"code": "x", "limits": {"memory_mib": 8192}})
+    assert evalpool(command, path, *options) == 2
+    said = f"evalpool: {path}:{line}: limits.memory_mib: 8192 is more than the 4096 that EVALPOOL_MAX_MEMORY_MIB allows"
+    assert capsys.readouterr().err == f"{said}\n"
     assert rows(store) == 0
 
 
@@ -202,6 +229,37 @@ def test_a_batch_can_be_looked_at_and_cancelled(finish: Finish, capsys: Output) 
     assert json.loads(capsys.readouterr().out)["total"] == 3
 
 
+ODD = "\x1b[2J \x9b31m \x85 \u202e \u2066 \u2028 \u200b 日本"
+OBEYED = set(ODD) - set("[2J 31m日本")
+
+
+@pytest.mark.redis
+def test_what_programs_and_callers_wrote_reaches_no_terminal_unescaped(
+    store: Store, redis_url: str, capsys: Output
+) -> None:
+    batch = submit_batch([{"code": "x", "task_id": ODD, "labels": {ODD: ODD}}], name=f"{ODD}\nline")
+    record(store, [job_id(batch.id, 0)], stdout=ODD, stderr=ODD, detail=ODD)
+    assert evalpool("results", batch.id) == 0
+    printed = capsys.readouterr().out
+    result = json.loads(printed)
+    assert [result[name] for name in ("stdout", "stderr", "detail", "task_id")] == [ODD] * 4
+    assert result["labels"] == {ODD: ODD}
+    assert "日本" in printed
+    assert evalpool("report", batch.id) == 0
+    printed += capsys.readouterr().out
+    assert evalpool("status", ODD) == 2
+    printed += capsys.readouterr().err
+    assert "\\u202e" in printed
+    assert not OBEYED & set(printed)
+
+
+def test_a_note_about_a_program_is_not_obeyed_either(capsys: Output) -> None:
+    say(f"the reference solution of {ODD} did not pass: {ODD}")
+    printed = capsys.readouterr().err
+    assert "\\u009b31m" in printed
+    assert not OBEYED & set(printed)
+
+
 @pytest.mark.redis
 def test_the_doctor_looks_at_redis_and_the_database_too(
     store: Store, redis_url: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
@@ -215,6 +273,20 @@ def test_the_doctor_looks_at_redis_and_the_database_too(
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
     assert evalpool("doctor") == 1
     assert "correct EVALPOOL_REDIS_URL" in capsys.readouterr().out
+
+
+@pytest.mark.redis
+def test_the_doctor_says_which_redis_is_used_where_none_is_named(
+    store: Store, redis_server: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr("worker.sandbox.doctor.examine", lambda: [])
+    for url, said in (("redis://127.0.0.1:1/0", "which does not answer"), (redis_server, "version ")):
+        monkeypatch.setattr(Settings, "queue_url", url)
+        assert evalpool("doctor") == 0
+        out = capsys.readouterr().out
+        assert "`evalpool run` starts a private" in out
+        assert f"all else uses {url}, {said}" in out
 
 
 def test_the_version_is_told_without_loading_the_queue_or_the_database() -> None:

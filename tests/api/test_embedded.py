@@ -48,6 +48,17 @@ def test_a_private_redis_is_named_in_the_environment_and_gone_afterwards(redis_s
     assert settings().redis_url is None
 
 
+def test_logs_are_their_owners_alone_whatever_the_umask() -> None:
+    before = os.umask(0)
+    try:
+        child = _spawn("worker", ["true"], settings(), signal.SIGTERM)
+    finally:
+        os.umask(before)
+    child.process.wait(30)
+    modes = [path.stat().st_mode & 0o777 for path in (child.log, child.log.parent, settings().state_dir)]
+    assert modes == [0o600, 0o700, 0o700]
+
+
 def test_a_configured_redis_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
     with embedded(settings()) as servers:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import redis
 
 from api import BatchHandle, submit_batch, submit_job
 from schemas import Result, State, Verdict
 from schemas.store import Store
 from tests.api.conftest import Finish, record
+from tests.conftest import eventually
 from worker.bell import Bell
 
 pytestmark = pytest.mark.redis
@@ -65,6 +67,44 @@ def test_a_missed_bell_costs_a_moment_only(store: Store, redis_url: str) -> None
     waiter = Aside(lambda: job.result(timeout=30))
     record(store, [job.id])
     assert isinstance(waiter.value(), Result)
+
+
+NOISE = {
+    "no text": b"\xff\xfe",
+    "no JSON": b"not JSON",
+    "nested too deep": b"[" * 100_000,
+    "a number": b"1",
+    "an object": b'{"a": 1}',
+    "no strings": b"[1, null, [2]]",
+    "half a character": b'["\\ud800"]',
+    "jobs of another batch": b'["other-000000"]',
+    "longer than any ring": b'["' + b"x" * (2 << 20) + b'"]',
+}
+
+
+@pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
+def test_a_message_that_no_worker_sent_is_taken_as_a_reason_to_look_at_the_rows(
+    store: Store, batch: BatchHandle, redis_url: str, noise: bytes
+) -> None:
+    bell = Bell(redis_url)
+    with redis.Redis.from_url(redis_url) as client, bell.listen(batch.id) as listener:
+        assert client.publish(f"evalpool.done.{batch.id}", noise) == 1
+        bell.ring([ids(batch)[0]])
+        assert listener.wait(30) is None
+        assert listener.wait(30) == [ids(batch)[0]]
+    bell.close()
+
+
+def test_a_waiting_client_survives_messages_that_no_worker_sent(
+    finish: Finish, batch: BatchHandle, redis_url: str
+) -> None:
+    waiter = Aside(lambda: sorted(result.job_id for result in batch.as_completed(timeout=30)))
+    with redis.Redis.from_url(redis_url) as client:
+        eventually(lambda: client.pubsub_numsub(f"evalpool.done.{batch.id}")[0][1] == 1)
+        for noise in NOISE.values():
+            client.publish(f"evalpool.done.{batch.id}", noise)
+    finish(ids(batch))
+    assert waiter.value() == ids(batch)
 
 
 def test_a_job_that_does_not_finish_in_time_is_a_timeout(store: Store, redis_url: str) -> None:

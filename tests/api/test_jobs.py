@@ -53,6 +53,25 @@ def test_an_invalid_job_is_refused_by_its_field_and_leaves_no_row(
     assert rows(store) == 0
 
 
+TOO_MUCH = r"limits\.memory_mib: 8192 is more than the 4096 that EVALPOOL_MAX_MEMORY_MIB allows"
+
+
+def test_a_job_over_the_operators_ceiling_is_refused_by_its_limit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALPOOL_MAX_MEMORY_MIB", "4096")
+    large = JobSpec(code="x", limits=Limits(memory_mib=8192))
+    with pytest.raises(InvalidJob, match=f"^{TOO_MUCH}$"):
+        submit_job(large)
+    with pytest.raises(InvalidJob, match=f"^job 1: {TOO_MUCH}$"):
+        submit_batch([{"code": "fine"}, large])
+    assert rows(store) == 0
+    with pytest.raises(InvalidJob, match=f"^job 1: {TOO_MUCH}$"):
+        submit_stream([JobSpec(code="fine"), large], 2)
+    with store.database.read() as db:
+        assert db.exec_driver_sql("SELECT count(*) FROM jobs").scalar_one() == 0
+
+
 def test_an_empty_batch_is_refused(store: Store) -> None:
     with pytest.raises(InvalidJob, match="at least one"):
         submit_batch([])

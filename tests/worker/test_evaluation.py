@@ -69,6 +69,15 @@ async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
         await pool.close()
 
 
+async def test_a_job_over_the_workers_ceiling_ends_at_once_and_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALPOOL_MAX_PROCESSES", "10")
+    refused, ran = await run(JobSpec(code="print(1)"), JobSpec(code="print(2)", limits=Limits(processes=10)))
+    assert (refused.verdict, refused.attempt) == (Verdict.SANDBOX_ERROR, 1)
+    assert refused.detail == "limits.processes: 64 is more than the 10 that EVALPOOL_MAX_PROCESSES allows"
+    assert (ran.verdict, ran.stdout) == (Verdict.PASSED, "2\n")
+    assert [program.code for program in Watched.programs] == [b"print(2)"]
+
+
 async def test_a_function_is_called_and_what_it_prints_is_not_its_answer() -> None:
     code = "def add(a, b):\n    print('noise')\n    return (a + b, [a])\n"
     right = Case(json.dumps([1, 2]), "[3, [1]]", comparator="json")

@@ -5,18 +5,20 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import docker
 import pytest
+import redis
 
 from api import submit_batch, submit_job
 from api.connections import fleet
 from schemas import Case, JobSpec, Limits, Settings, State, Verdict
 from schemas.store import Store
-from tests.conftest import PATIENCE, ROOT, WorkerProcess, containers, eventually
+from tests.conftest import PATIENCE, ROOT, WorkerProcess, answers, containers, eventually
 
 pytestmark = [pytest.mark.docker, pytest.mark.redis]
 
@@ -149,6 +151,51 @@ def test_a_lost_container_is_our_failure_and_the_job_runs_elsewhere(
         engine_client.api.remove_container(box, force=True)
     result = job.result(timeout=PATIENCE)
     assert (result.verdict, result.stdout) == (Verdict.PASSED, "done\n")
+
+
+def test_a_worker_refuses_what_is_over_its_own_ceilings_at_once(start_worker: Start) -> None:
+    start_worker(EVALPOOL_MAX_MEMORY_MIB="256")
+    refused, ran = (submit_job(code="print(1)", limits=Limits(memory_mib=memory)) for memory in (512, 256))
+    result = refused.result(timeout=PATIENCE)
+    assert (result.verdict, result.attempt) == (Verdict.SANDBOX_ERROR, 1)
+    assert result.detail == "limits.memory_mib: 512 is more than the 256 that EVALPOOL_MAX_MEMORY_MIB allows"
+    assert ran.result(timeout=PATIENCE).passed
+
+
+def test_the_redis_behind_the_socket_of_the_state_directory_is_found_and_used(
+    start_worker: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="ep-") as state:  # a short path: that of a socket must not be long
+        place = Path(state) / "redis"
+        place.mkdir()
+        command = ["redis-server", "--port", "0", "--unixsocket", str(place / "redis.sock"), "--save", ""]
+        server = subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL)
+        try:
+            with redis.Redis(unix_socket_path=str(place / "redis.sock")) as client:
+                eventually(lambda: answers(client))
+                monkeypatch.delenv("EVALPOOL_REDIS_URL")
+                monkeypatch.setenv("EVALPOOL_STATE_DIR", state)
+                worker = start_worker()
+                assert submit_job(code="print(7)").result(timeout=PATIENCE).stdout == "7\n"
+                ping = [
+                    sys.executable,
+                    "-m",
+                    "celery",
+                    "-A",
+                    "worker",
+                    "inspect",
+                    "ping",
+                    "-t",
+                    "60",
+                    "-d",
+                    worker.node,
+                ]
+                assert b"pong" in subprocess.run(ping, cwd=ROOT, capture_output=True, check=True).stdout
+                assert client.exists("_kombu.binding.evalpool")
+                assert worker.stop() == 0
+        finally:
+            server.kill()
+            server.wait()
 
 
 def test_the_pool_can_be_inspected_with_celerys_own_command(start_worker: Start) -> None:

@@ -1,0 +1,62 @@
+"""`make up`, with a stand-in for Docker Compose: where the passwords go."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    return tmp_path
+
+
+def up(checkout: Path) -> "subprocess.CompletedProcess[str]":
+    command = ["make", "up", "COMPOSE=echo"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, umask=0)
+
+
+def test_passwords_are_made_once_in_a_file_for_its_owner_alone(checkout: Path) -> None:
+    assert up(checkout).stdout == "up -d --build\n"
+    made = (checkout / ".env").read_text()
+    assert re.fullmatch(r"POSTGRES_PASSWORD=[0-9a-f]{32}\nFLOWER_PASSWORD=[0-9a-f]{32}\n", made)
+    assert (checkout / ".env").stat().st_mode & 0o777 == 0o600
+    assert up(checkout).returncode == 0
+    assert (checkout / ".env").read_text() == made
+
+
+def test_a_file_that_was_open_to_all_is_narrowed_and_keeps_its_lines(checkout: Path) -> None:
+    (checkout / ".env").write_text("EVALPOOL_SLOTS=4")
+    (checkout / ".env").chmod(0o644)
+    assert up(checkout).returncode == 0
+    assert (checkout / ".env").read_text().startswith("EVALPOOL_SLOTS=4\nPOSTGRES_PASSWORD=")
+    assert (checkout / ".env").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_is_refused_and_nothing_is_written_behind_it(checkout: Path, there: bool) -> None:
+    goal = checkout / "elsewhere"
+    if there:
+        goal.write_text("")
+    (checkout / ".env").symlink_to(goal)
+    done = up(checkout)
+    assert done.returncode != 0
+    assert "no link" in done.stderr
+    assert done.stdout == ""
+    assert not goal.exists() or goal.read_text() == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_file_of_somebody_else_is_refused(checkout: Path) -> None:
+    (checkout / ".env").touch()
+    os.chown(checkout / ".env", 65534, 65534)
+    done = up(checkout)
+    assert done.returncode != 0
+    assert ".env must be a file of root's own" in done.stderr
+    assert (checkout / ".env").read_text() == ""

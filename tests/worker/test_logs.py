@@ -1,0 +1,12 @@
+import logging
+
+from worker.logs import Text
+
+
+def test_what_a_program_said_is_neither_obeyed_nor_taken_for_a_line_of_the_log() -> None:
+    said = "ended\x1b[2J\x9b\u202e\n12:00:00 INFO evalpool.runner: forged"
+    record = logging.LogRecord("evalpool.runner", logging.INFO, "", 0, "%s", (said,), None)
+    record.action = "job_finished"
+    first, second = Text().format(record).split("\n")
+    assert first.endswith("INFO evalpool.runner: ended\\u001b[2J\\u009b\\u202e")
+    assert second == "  12:00:00 INFO evalpool.runner: forged (action=job_finished)"
