@@ -190,19 +190,20 @@ def version() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The console script: our own errors are one line on stderr, 2 if the input is at fault and 1 if we are."""
-    from sqlalchemy.exc import DBAPIError
-
     from schemas.errors import EvalpoolError, IdempotencyConflict, InvalidJob, NotFound
     from schemas.terminal import plain
 
     try:
         app(arguments)
-    except DBAPIError as error:
-        print(f"evalpool: the database failed: {plain(str(error.orig))}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
     except EvalpoolError as error:
         print(f"evalpool: {plain(str(error))}", file=sys.stderr)  # noqa: T201 - this is the terminal
         sys.exit(2 if isinstance(error, InvalidJob | NotFound | IdempotencyConflict) else 1)
+    except Exception as error:
+        failure = getattr(sys.modules.get("sqlalchemy.exc"), "DBAPIError", ())  # not loaded, it has not failed
+        if not isinstance(error, failure):
+            raise
+        print(f"evalpool: the database failed: {plain(str(error))}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
 
 
 def _limits(cpu_seconds: float | None, memory_mib: int | None) -> dict[str, float]:

@@ -216,7 +216,7 @@ def test_a_batch_can_be_looked_at_and_cancelled(finish: Finish, capsys: Output) 
     assert evalpool("status", batch.id, "--json") == 0
     assert json.loads(capsys.readouterr().out) == {
         "batch_id": batch.id, "total": 3, "queued": 2, "running": 0, "finished": 1, "cancelled": 0,
-        "verdicts": {"passed": 1},
+        "verdicts": {"passed": 1}, "waiting_for": ["no worker is running"],
     }  # fmt: skip
     assert evalpool("status", batch.id) == 0
     assert "queued" in capsys.readouterr().out
