@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, and_, func, literal, select, text
 from sqlmodel import SQLModel
@@ -17,6 +17,8 @@ from schemas.job import JobSpec
 from schemas.result import Result
 from schemas.tables import HELD, TWIN
 from schemas.verdict import State, Verdict
+
+T = TypeVar("T")
 
 AT_ONCE = 16 << 20
 """Characters of results that are read at once: a batch of loud programs must not fill the memory."""
@@ -105,10 +107,13 @@ class Reader:
     def batch_results(self, batch_id: str) -> Iterator[Result]:
         """Every result of a batch, in the order of submission, a part at a time."""
         for span in self._spans(batch_id):
-            there = select(_jobs.c.id).join(_results, _results.c.job_id == _jobs.c.id).where(span)
+            sizes = select(_jobs.c.seq, _size).join(_results, _results.c.job_id == _jobs.c.id).where(span)
             with self.database.read() as db:
-                job_ids = list(db.scalars(there.order_by(_jobs.c.seq)))
-            for results in self.results(job_ids):
+                found = [(seq, int(size)) for seq, size in db.execute(sizes.order_by(_jobs.c.seq))]
+            for chosen in _by_size(found):
+                some = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= chosen[0], _jobs.c.seq <= chosen[-1])
+                with self.database.read() as db:
+                    results = _results_where(db, some, _cases.c.job_id.in_(select(_jobs.c.id).where(some)))
                 yield from results
 
     def measures(self, batch_id: str) -> Iterator[Any]:
@@ -166,15 +171,15 @@ class Reader:
             yield and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < end)
 
 
-def _by_size(found: Sequence[tuple[str, int]]) -> Iterator[list[str]]:
-    """Ids of results in parts that fit into memory; one that does not comes alone."""
-    part: list[str] = []
+def _by_size(found: Sequence[tuple[T, int]]) -> Iterator[list[T]]:
+    """Results in parts that fit into memory; one that does not comes alone."""
+    part: list[T] = []
     total = 0
-    for job_id, size in found:
+    for each, size in found:
         if part and total + size > AT_ONCE:
             yield part
             part, total = [], 0
-        part.append(job_id)
+        part.append(each)
         total += size
     if part:
         yield part
