@@ -72,5 +72,5 @@ lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" 
 		--output-file bench/requirements.lock $(ARGS)
 
 clean: ## remove what was made here: .venv, caches, builds (Docker, Redis and images stay)
-	@rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info
+	@rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -130,10 +130,7 @@ class Store(Reader):
         leader (place in the batch → job id) get its result, now or when it is there; which of them have it now."""
         added = [rows.job_row(batch_id, start + i, spec, turn, first=first) for i, spec in enumerate(specs)]
         with self.database.write() as db:
-            if leaders:
-                twins.hold(db, set(leaders.values()))
-            _add(db, added, digests, leaders or {}, images)
-            return endings.share(db, set(leaders.values())) if leaders else set()
+            return _add(db, added, digests, leaders or {}, images)
 
     def known(self, digests: Sequence[str]) -> dict[str, str]:
         """Jobs that were run in earlier batches, by the digest they share with these."""
@@ -383,13 +380,19 @@ def _add(
     leaders: Mapping[int, str],
     images: Sequence[str] | None,
     state: str = State.QUEUED,
-) -> None:
+) -> set[str]:
     """The rows of some jobs of one batch. Those that are there already stay as they are: a submission that was cut off
-    may be taken up while its first process still runs. In a batch that was cancelled meanwhile, they end at once."""
+    may be taken up while its first process still runs. In a batch that was cancelled meanwhile, they end at once. Which
+    of them have the result of their leader by now."""
     if not added:
-        return
+        return set()
     batch = select(_batches.c.cancelled_at, clock()).where(_batches.c.id == added[0]["batch_id"])
     cancelled_at, now = db.execute(batch.with_for_update(read=True)).one()
+    if cancelled_at is not None:
+        leaders = {}
+    # A twin must be seen by whoever ends its leader, or must see that it has ended.
+    waited_for = set(leaders.values())
+    twins.hold(db, waited_for, read=True)
     for place, row in enumerate(added):
         leader = leaders.get(row["seq"])
         row |= {"created_at": now, "twin_of": leader, "state": TWIN if leader else state}
@@ -397,11 +400,12 @@ def _add(
     insert_many(db, upsert(db, _jobs).on_conflict_do_nothing(), added)
     if cancelled_at is not None:
         _cancel(db, [row["id"] for row in added])
+    return endings.share(db, waited_for)
 
 
 def _cancel(db: Connection, job_ids: Sequence[str]) -> int:
     """End those that wait, and ask for the end of those that run; how many ended."""
-    endings.lock(db, job_ids, endings.OPEN)
+    twins.hold(db, job_ids)
     which = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.OPEN))
     db.execute(update(_jobs).where(which).values(cancelled_at=clock()))
     waiting = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.WAITING))

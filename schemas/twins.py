@@ -15,10 +15,27 @@ TWINS = text("jobs.state = 'twin'")  # spelt out: only then do partial indexes a
 _UNSCORED = [verdict for verdict in Verdict if not verdict.scored]
 
 
-def hold(db: Connection, leaders: Collection[str]) -> None:
-    """Keep these jobs from being finished until the transaction ends: a twin that is added meanwhile must be seen by
-    whoever finishes them, or must see that they are finished."""
-    db.execute(select(_jobs.c.id).where(_jobs.c.id.in_(leaders)).order_by(_jobs.c.id).with_for_update(read=True))
+def hold(db: Connection, job_ids: Collection[str], *, read: bool = False) -> None:
+    """Keep these jobs from changing until the transaction ends, as far as they are open; with `read`, others may do the
+    same. Whoever ends a leader changes its twins: so whoever holds a twin holds first what it waits for."""
+    while job_ids:
+        family = _family(db, job_ids)
+        unlocked = db.begin_nested()
+        which = (_jobs.c.id.in_(family), _jobs.c.state.not_in([State.FINISHED, State.CANCELLED]))
+        db.execute(select(_jobs.c.id).where(*which).order_by(_jobs.c.id).with_for_update(read=read))
+        if _family(db, job_ids) <= family:
+            unlocked.commit()
+            return
+        unlocked.rollback()  # A twin has got another leader meanwhile: that one has to be locked before it.
+
+
+def _family(db: Connection, job_ids: Collection[str]) -> set[str]:
+    """These jobs, those they wait for, and so on."""
+    found, new = set[str](), set(job_ids)
+    while new:
+        found |= new
+        new = set(db.scalars(select(_jobs.c.twin_of).where(TWINS, _jobs.c.id.in_(new)))) - found
+    return found
 
 
 def of(leaders: Collection[str]) -> Any:

@@ -253,6 +253,27 @@ def test_a_large_batch_whose_submission_breaks_off_is_not_run_until_it_is_submit
     assert len(store.claim(9, "w", 60).leases) == 8
 
 
+def test_a_large_batch_that_is_taken_up_waits_for_no_leader_that_was_cancelled_meanwhile(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts(monkeypatch)
+    add, calls = module._add, []
+
+    def breaking(*args: Any) -> set[str]:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ConnectionError("cut off")
+        return add(*args)
+
+    monkeypatch.setattr(module, "_add", breaking)
+    with pytest.raises(ConnectionError):
+        store.add_batch("b", SAME, None, "key", DIGESTS)
+    store.cancel(job_id="b-000000")
+    store.add_batch("c", SAME, None, "key", DIGESTS)
+    finish_rest(store)
+    assert verdicts(store) == {Verdict.CANCELLED: 1, Verdict.PASSED: 3}
+
+
 def test_a_worker_finishes_what_a_submitter_or_a_canceller_has_begun(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
