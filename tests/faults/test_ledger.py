@@ -2,8 +2,6 @@
 somebody could run it, none that is tried by somebody who cannot."""
 
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,13 +9,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 
 import docker
 import pytest
-from docker.errors import ImageNotFound
 from sqlalchemy import text
 
 from api import jobs as submission
@@ -27,8 +21,9 @@ from schemas import Verdict
 from schemas.settings import Settings
 from schemas.tables import TWIN
 from tests.conftest import PATIENCE, ROOT, WorkerProcess, missing
-from tests.faults.fleet import Fleet
-from tests.faults.jobs import Known, quick, sleepers
+from tests.faults.fleet import Fleet, an_hour_ahead
+from tests.faults.images import Tag, moving_tag
+from tests.faults.jobs import Known, alike, quick, sleepers
 from tests.faults.servers import Dockerd
 
 BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
@@ -37,16 +32,6 @@ IMAGE = Settings.model_fields["image"].default
 NO_LOOKS = {"EVALPOOL_RECONCILE_SECONDS": "600"}
 """A worker looks once, when it starts; after that, nothing but wake-ups can help."""
 SAMPLES = 4
-AHEAD = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
-
-
-def alike(jobs: list[Known]) -> list[Known]:
-    """Each of them several times over, one after the other: the first of each is the leader, the others its twins."""
-    return [
-        Known(known.spec.model_copy(update={"sample_id": sample}), known.verdict, known.stdout)
-        for known in jobs
-        for sample in range(SAMPLES)
-    ]
 
 
 def states(fleet: Fleet, batch: BatchHandle) -> Counter[str]:
@@ -78,7 +63,7 @@ def wait_alive(fleet: Fleet, *workers: WorkerProcess) -> None:
 @BOTH
 def test_twins_of_leaders_whose_worker_is_killed_get_their_results(fleet: Fleet) -> None:
     first = fleet.start()
-    batch = fleet.submit(alike(sleepers(10, 0.4)), dedup=True)
+    batch = fleet.submit(alike(sleepers(10, 0.4), SAMPLES), dedup=True)
     assert states(fleet, batch)[TWIN] == 10 * (SAMPLES - 1)
     fleet.wait_until("leaders run", lambda: fleet.store.progress(batch.id).running >= 2)
     first.stop(signal.SIGKILL)
@@ -93,7 +78,7 @@ def test_twins_of_a_leader_that_is_cancelled_while_it_waits_run(fleet: Fleet) ->
     """And nobody has to look for them: the heir of a cancelled leader is found by whoever is at work."""
     fleet.start(**NO_LOOKS)
     fleet.submit(sleepers(4, 1))
-    batch = fleet.submit(alike(quick(10)), dedup=True)
+    batch = fleet.submit(alike(quick(10), SAMPLES), dedup=True)
     leaders = fleet.ids(batch)[::SAMPLES]
     fleet.allow(Verdict.CANCELLED, of=leaders[::2])
     for leader in leaders[::2]:
@@ -107,7 +92,7 @@ def test_twins_of_a_leader_that_is_cancelled_while_it_waits_run(fleet: Fleet) ->
 @BOTH
 def test_twins_of_a_leader_that_is_cancelled_while_it_runs_run(fleet: Fleet) -> None:
     fleet.start(**NO_LOOKS)
-    batch = fleet.submit(alike(sleepers(2, 3)), dedup=True)
+    batch = fleet.submit(alike(sleepers(2, 3), SAMPLES), dedup=True)
     leaders = fleet.ids(batch)[::SAMPLES]
     fleet.wait_until("the leaders run", lambda: fleet.store.progress(batch.id).running == 2)
     fleet.allow(Verdict.CANCELLED, of=leaders)
@@ -122,7 +107,7 @@ def test_twins_of_a_leader_that_is_cancelled_while_it_runs_run(fleet: Fleet) -> 
 def test_twins_of_a_leader_that_is_given_up_run(fleet: Fleet) -> None:
     fleet.env["EVALPOOL_MAX_ATTEMPTS"] = "1"
     first = fleet.start()
-    batch = fleet.submit(alike(sleepers(6, 0.5)), dedup=True)
+    batch = fleet.submit(alike(sleepers(6, 0.5), SAMPLES), dedup=True)
     fleet.wait_until("leaders run", lambda: fleet.store.progress(batch.id).running >= 2)
     first.stop(signal.SIGKILL)
     fleet.allow(Verdict.SANDBOX_ERROR, of=fleet.ids(batch)[::SAMPLES])
@@ -164,36 +149,11 @@ def test_last_attempts_that_end_while_many_look_have_one_result_each(fleet: Flee
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Tag:
-    """A name of an image, and two images that it may mean."""
-
-    client: docker.DockerClient
-    name: str
-    images: tuple[str, str]
-
-    def move(self, which: int) -> None:
-        """From now on it means this one."""
-        repository, _, tag = self.name.partition(":")
-        self.client.api.tag(self.images[which], repository, tag, force=True)
-
-
 @pytest.fixture
 def tag(engine_client: docker.DockerClient) -> Iterator[Tag]:
     """It means the first of two images, neither of which has another name."""
-    made = []
-    for _ in range(2):
-        box = engine_client.api.create_container(IMAGE, command=["true"], entrypoint=[])["Id"]
-        made.append(engine_client.api.commit(box, message=secrets.token_hex(8))["Id"])
-        engine_client.api.remove_container(box, force=True)
-    tag = Tag(engine_client, f"evalpool-test/moved-{secrets.token_hex(4)}:1", (made[0], made[1]))
-    tag.move(0)
-    yield tag
-    with suppress(ImageNotFound):
-        engine_client.api.remove_image(tag.name, force=True)
-    here = {image["Id"] for image in engine_client.api.images(all=True)}
-    for image in here.intersection(tag.images):
-        engine_client.api.remove_image(image, force=True)
+    with moving_tag(engine_client, IMAGE) as made:
+        yield made
 
 
 def digests(fleet: Fleet, batch: BatchHandle) -> set[str | None]:
@@ -424,9 +384,10 @@ def test_a_stream_that_another_process_cancels_stays_cancelled(fleet: Fleet, mon
 
 def test_a_worker_whose_clock_is_an_hour_ahead_takes_no_lease_from_another(fleet: Fleet) -> None:
     """SQLite has no clock of its own. The other worker's leases must not look old, nor those of this one eternal."""
-    if shutil.which("faketime") is None or not AHEAD.exists():
+    ahead = an_hour_ahead()
+    if ahead is None:
         missing("no faketime here: apt-get install faketime")
-    ahead = {"LD_PRELOAD": str(AHEAD), "FAKETIME": "+1h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    assert ahead is not None
     fleet.env["EVALPOOL_RECONCILE_SECONDS"] = "0.1"
     right = fleet.start(EVALPOOL_SLOTS="1")
     wrong = fleet.start(EVALPOOL_SLOTS="1", **ahead)
@@ -438,7 +399,7 @@ def test_a_worker_whose_clock_is_an_hour_ahead_takes_no_lease_from_another(fleet
     fleet.wait_until("both run", lambda: fleet.store.progress(again.id).running == 2)
     wrong.stop(signal.SIGKILL)
     fleet.wait_done()
-    fleet.broker.client.delete("unacked", "unacked_index")  # Celery's times are those of the dead: they come in an hour
+    fleet.forget_messages_of_the_future()
     fleet.finish()
     for result in fleet.store.batch_results(batch.id):
         assert abs(result.finished_at.timestamp() - time.time()) < 600
