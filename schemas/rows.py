@@ -63,7 +63,7 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float, *, first: int =
 
 
 def lease_of(row: Any) -> Lease:
-    """A row of `jobs` that was just claimed. `ValueError` if its spec is not one that this version can read."""
+    """A row of `jobs` that was just claimed. `ValidationError` if its spec is not one that this version can read."""
     return Lease(
         job_id=row.id,
         batch_id=row.batch_id,

@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, and_, delete, func, insert, null, or_, select, text, union_all, update
 from sqlmodel import SQLModel
 
 from schemas import endings, rows, twins
+from schemas.base import first_problem
 from schemas.database import Database, clock, insert_many, upsert
 from schemas.fleet import Member
 from schemas.job import JobSpec
@@ -215,8 +217,8 @@ class Store(Reader):
         for row in sorted(claimed, key=lambda row: (row.rank, row.id)):
             try:
                 leases.append(rows.lease_of(row))
-            except ValueError as error:
-                unreadable[row.id] = str(error).partition("\n")[0]
+            except ValidationError as error:
+                unreadable[row.id] = first_problem(error, JobSpec)
         if unreadable:
             bad = {row.id: row.attempt for row in claimed if row.id in unreadable}
             self._untried(bad, worker, {"worker": mark, "lease_until": clock() + UNREADABLE_SECONDS})

@@ -20,6 +20,7 @@ class Breaker:
         self._looking: asyncio.Task[None] | None = None
         self._reason = ""
         self._since = 0.0
+        self._over = False
 
     @property
     def state(self) -> str:
@@ -37,7 +38,7 @@ class Breaker:
 
     def trip(self, reason: str) -> None:
         """It is away: say so once, and look until it is back."""
-        if not self._closed.is_set():
+        if self._over or not self._closed.is_set():
             return
         self._closed.clear()
         self._reason, self._since = reason, time.monotonic()
@@ -59,7 +60,8 @@ class Breaker:
             return
 
     def close(self) -> None:
-        """Look no more, and let go whoever waits."""
+        """Look no more, and let go whoever waits: a worker that stops must not wait for it, whatever fails by then."""
+        self._over = True
         if self._looking is not None:
             self._looking.cancel()
         self._closed.set()

@@ -7,12 +7,13 @@ import sys
 import warnings
 from typing import Any
 
-from celery import signals
+from celery import bootsteps, signals
 from celery.exceptions import SecurityWarning
 
 from schemas.errors import EvalpoolError
 from schemas.settings import settings
 from worker import logs
+from worker.celery import app
 from worker.runner import Runner
 
 log = logging.getLogger("evalpool")
@@ -63,6 +64,18 @@ def _start(sender: Any, **_: Any) -> None:
 def _drain(**_: Any) -> None:
     if _runner is not None:
         _runner.drain()
+
+
+@app.steps["worker"].add
+class _Ending(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Celery can end by itself, as over a Redis that is full, and has no signal for that. It would wait for its threads
+    as long as there are jobs, and hear nothing meanwhile."""
+
+    requires = ("celery.worker.components:Pool",)  # what comes after it is stopped before it
+
+    def stop(self, _worker: Any) -> None:
+        if _runner is not None and not _runner.draining:
+            _runner.drain()
 
 
 @signals.worker_shutdown.connect

@@ -89,6 +89,11 @@ class Runner:
         again, self._draining = self._draining, True
         self._loop.call_soon_threadsafe(self._drain, 0.0 if again else self.settings.grace_seconds)
 
+    @property
+    def draining(self) -> bool:
+        """Whether it was told to stop."""
+        return self._draining
+
     def snapshot(self) -> dict[str, Any]:
         """How this worker is, for `celery -A worker inspect sandbox_pool`."""
 

@@ -15,7 +15,8 @@ Expected = Mapping[str, Sequence[Known]]
 """Batch id → its jobs in the order of submission."""
 
 ROWS = """
-    SELECT j.id, j.batch_id, j.state, j.attempt, j.lease_until, r.job_id AS result_of, r.verdict, r.attempt AS made_by
+    SELECT j.id, j.batch_id, j.state, j.attempt, j.lease_until, r.job_id AS result_of, r.verdict, r.attempt AS made_by,
+           r.shared_with
     FROM jobs j LEFT JOIN results r ON r.job_id = j.id ORDER BY j.batch_id, j.seq
 """
 STRAY = "SELECT count(*) FROM results r LEFT JOIN jobs j ON j.id = r.job_id WHERE j.id IS NULL"
@@ -93,7 +94,8 @@ def _row(row: object, attempts: int) -> list[str]:
         problems.append(f"{row.id}: state {state}, lease until {row.lease_until}")  # type: ignore[attr-defined]
     if verdict and FINAL_STATE[verdict] is not state:
         problems.append(f"{row.id}: {verdict}, but {state}")  # type: ignore[attr-defined]
-    if row.attempt > attempts or (row.made_by or 0) > row.attempt:  # type: ignore[attr-defined]
+    made_by = 0 if row.shared_with else row.made_by or 0  # type: ignore[attr-defined]
+    if row.attempt > attempts or made_by > row.attempt:  # type: ignore[attr-defined]
         problems.append(f"{row.id}: attempt {row.attempt}, result of {row.made_by}")  # type: ignore[attr-defined]
     return problems
 

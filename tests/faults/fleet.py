@@ -3,16 +3,18 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import docker
 from sqlalchemy import text
 
-from api import submit_batch
-from api.handles import BatchHandle
+from api import submit_batch, submit_job
+from api.handles import BatchHandle, Job
 from schemas import QueueUnavailable, Verdict
+from schemas import audit as ledger
 from schemas.rows import job_id
 from schemas.store import Store
 from tests.conftest import PATIENCE, WorkerProcess, containers, eventually
@@ -73,7 +75,7 @@ class Fleet:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def submit(self, jobs: Sequence[Known], **more: str) -> BatchHandle:
+    def submit(self, jobs: Sequence[Known], **more: Any) -> BatchHandle:
         """Submit known jobs as a batch. That the queue cannot be reached is raised, but the jobs count all the same."""
         try:
             batch = submit_batch([known.spec for known in jobs], **more)
@@ -83,11 +85,41 @@ class Fleet:
         self.expected[batch.id] = jobs
         return batch
 
+    def submit_one(self, known: Known) -> Job:
+        """Submit a known job by itself."""
+        try:
+            job = submit_job(known.spec)
+        except QueueUnavailable as error:
+            self.expected[error.batch_id] = [known]
+            raise
+        self.expected[job.batch_id] = [known]
+        return job
+
+    def allow(self, *verdicts: Verdict, of: Iterable[str]) -> None:
+        """From now on these verdicts, too, are right for jobs of these ids."""
+        for each in of:
+            batch_id, _, seq = each.rpartition("-")
+            self.instead[each] = {*self.instead.get(each, (self.expected[batch_id][int(seq)].verdict,)), *verdicts}
+
     def cancel(self, batch: BatchHandle) -> None:
         """Cancel what is left of a batch: from now on that is as good as the known verdicts."""
-        for index, known in enumerate(self.expected[batch.id]):
-            self.instead[job_id(batch.id, index)] = (known.verdict, Verdict.CANCELLED)
+        self.allow(Verdict.CANCELLED, of=self.ids(batch))
         batch.cancel()
+
+    def ids(self, batch: BatchHandle) -> list[str]:
+        """Of its jobs, in the order of submission."""
+        return [job_id(batch.id, index) for index in range(len(self.expected[batch.id]))]
+
+    def attempts(self, batch: BatchHandle) -> dict[str, int]:
+        """How often each of its jobs was claimed."""
+        query = text("SELECT id, attempt FROM jobs WHERE batch_id = :batch_id")
+        with self.store.database.read() as db:
+            return {row.id: row.attempt for row in db.execute(query, {"batch_id": batch.id})}
+
+    def sql(self, command: str, **values: object) -> None:
+        """Change rows behind everybody's back."""
+        with self.store.database.write() as db:
+            db.execute(text(command), values)
 
     def done(self) -> int:
         """Jobs with a result, over all batches."""
@@ -114,6 +146,7 @@ class Fleet:
         self.wait_done(seconds=seconds)
         found = audit(self.store, self.expected, instead=self.instead)
         assert not found.problems, "\n".join([*found.problems[:20], self.tails()])
+        assert ledger.audit(self.store, repair=False) == []
         self.wait_until("the queue is empty", lambda: not self.broker.waiting() and not self.broker.unacked())
         codes = self.stop()
         assert not any(codes), f"exit codes {codes}; {self.tails()}"
@@ -144,6 +177,14 @@ class Fleet:
             assert time.monotonic() < end, f"not within {seconds:g} s: {what}; {self.state()}"
             time.sleep(0.05)
 
+    def forget_messages_of_the_future(self) -> None:
+        """What a worker whose clock was ahead had fetched when it was killed: Celery writes down its own time, so they
+        come back in an hour. No job depends on them."""
+        ahead: Any = self.broker.client.zrangebyscore("unacked_index", time.time() + 60, "+inf")
+        for message in ahead:
+            self.broker.client.hdel("unacked", message)
+            self.broker.client.zrem("unacked_index", message)
+
     def state(self) -> str:
         """How things stand, for the message of a failure."""
         progress = [str(self.store.progress(batch_id)) for batch_id in list(self.expected)[-4:]]
@@ -155,6 +196,14 @@ class Fleet:
     def tails(self) -> str:
         """The last words of the workers."""
         return "\n".join(f"--- {each.log.name} (pid {each.pid})\n{_tail(each.log)}" for each in self.workers[-4:])
+
+
+def an_hour_ahead() -> dict[str, str] | None:
+    """The environment of a worker whose clock is an hour ahead; `None` where faketime is not installed."""
+    library = next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)
+    if library is None:
+        return None
+    return {"LD_PRELOAD": str(library), "FAKETIME": "+1h", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 
 
 def _tail(log: Path) -> str:

@@ -1,5 +1,6 @@
 """Jobs whose verdict is known beforehand. Each says its own number, so that no result can pass for another's."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from schemas import Case, JobSpec, Limits, Verdict
@@ -27,6 +28,15 @@ def sleepers(count: int, seconds: float, **more: object) -> list[Known]:
 def quick(count: int, **more: object) -> list[Known]:
     """Jobs that take no time, and pass."""
     return [_passing(index, f"print({index})", more) for index in range(count)]
+
+
+def alike(jobs: Sequence[Known], samples: int) -> list[Known]:
+    """Each of them so many times over, one after the other: the first of each is the leader, the others its twins."""
+    return [
+        Known(known.spec.model_copy(update={"sample_id": sample}), known.verdict, known.stdout)
+        for known in jobs
+        for sample in range(samples)
+    ]
 
 
 def _passing(index: int, code: str, more: dict[str, object]) -> Known:

@@ -13,6 +13,7 @@ import docker
 import pytest
 from docker.errors import APIError, DockerException
 
+from api.connections import fleet as reported
 from schemas import JobSpec, Limits, Verdict
 from schemas.rows import job_id
 from schemas.settings import Settings
@@ -156,26 +157,30 @@ def test_f18_the_engine_silent(fleet: Fleet, engine_link: Proxy) -> None:
 
 
 def test_f19_the_image_vanishes(fleet: Fleet, own_engine: Dockerd) -> None:
-    """Jobs wait, none fails, and the worker says why; a worker that starts meanwhile refuses to."""
+    """Its name, to be exact: what runs in it keeps the image itself. Jobs submitted before have its digest, and go on.
+    Those submitted later wait, none fails, and the worker says why; a worker that starts meanwhile refuses to."""
     worker = fleet.start(EVALPOOL_MAX_USES="2")
-    batch = fleet.submit(mixed(30))
+    fleet.wait_until("it reports", lambda: reported().has(IMAGE))
+    before = fleet.submit(mixed(30))
     fleet.wait_done(6)
     own_engine.docker("rmi", "--force", IMAGE)
     try:
-        eventually(lambda: "images build" in worker.log.read_text(), 30)
+        fleet.wait_done()
+        fleet.wait_until("it has noticed", lambda: not reported().has(IMAGE))
+        after = fleet.submit(mixed(30))
+        fleet.wait_until("it says so", lambda: "image_absent" in worker.log.read_text())
         late = fleet.start(ready=False)
         assert late.process.wait(60) == 1
         assert "images build" in late.log.read_text()
-        time.sleep(2)
-        progress = fleet.store.progress(batch.id)
-        assert progress.queued + progress.running > 0
-        assert Verdict.SANDBOX_ERROR not in progress.verdicts
+        fleet.wait_until("nothing is in its hands", lambda: not fleet.store.progress(after.id).running)
+        assert fleet.store.progress(after.id).queued == 30
+        assert set(fleet.attempts(after).values()) == {0}
         assert worker.process.poll() is None
     finally:
         own_engine.docker("tag", "evalpool/kept:1", IMAGE)
     fleet.finish()
     # nobody's fault, nobody's attempt
-    assert all(result.attempt == 1 for result in fleet.store.batch_results(batch.id))
+    assert {*fleet.attempts(before).values(), *fleet.attempts(after).values()} == {1}
 
 
 def test_f20_the_disk_of_the_engine_is_full(fleet: Fleet, own_engine: Dockerd) -> None:

@@ -37,17 +37,18 @@ def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
 
 
 def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
-    """A backlog of 5,000 instead of 100,000 jobs: the queue only shrinks, and so does what the worker holds. After some
-    seconds the rest is cancelled."""
+    """A backlog of 5,000 instead of 100,000 jobs, while ever more are submitted: the queue does not grow with them, nor
+    does the worker. After some seconds the rest is cancelled."""
     worker = fleet.start()
     batch = fleet.submit(quick(5000))
     fleet.wait_done(100)
-    longest, before = broker.waiting(), _resident(worker.pid)
+    before = _resident(worker.pid)
     for _ in range(10):
+        for known in quick(10):
+            fleet.submit_one(known)
         time.sleep(0.5)
-        now = broker.waiting()
-        assert now <= longest + 2
-        longest = now
+        # One waits; two that look at once may send one each; and those in the worker's three threads are redelivered.
+        assert broker.waiting() <= 5
     assert _resident(worker.pid) - before < 50 << 20
     assert int(broker.client.memory_usage("evalpool.normal") or 0) < 10 << 20  # type: ignore[arg-type]
     fleet.cancel(batch)
@@ -55,7 +56,7 @@ def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
 
 
 def test_f27_a_client_that_dies_mid_submit_and_tries_again(fleet: Fleet, redis_link: Proxy) -> None:
-    """Killed when its rows are committed and its messages are not sent: Redis does not answer it."""
+    """Killed when its rows are committed and nobody is woken: Redis does not answer it."""
     fleet.start()
     jobs = mixed(20)
     redis_link.freeze()

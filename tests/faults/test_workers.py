@@ -30,7 +30,7 @@ def test_f1_a_worker_killed_mid_job_leaves_no_container_and_its_jobs_run_elsewhe
     fleet.finish()
 
 
-def test_f2_a_message_lost_in_the_pop_is_announced_again(fleet: Fleet, broker: RedisServer) -> None:
+def test_f2_a_message_lost_in_the_pop_delays_jobs_and_loses_none(fleet: Fleet, broker: RedisServer) -> None:
     """Twice: by a worker that was frozen, woken only by its death, and for certain, by taking the message away."""
     worker = fleet.start()
     worker.process.send_signal(signal.SIGSTOP)
@@ -46,7 +46,7 @@ def test_f2_a_message_lost_in_the_pop_is_announced_again(fleet: Fleet, broker: R
 @BOTH
 def test_f3_killed_between_commit_and_ack(fleet: Fleet, broker: RedisServer, redis_link: Proxy, ledger: Store) -> None:
     """The link to Redis falls silent while jobs run: they are committed, but nothing is acknowledged; then the worker
-    is killed. The messages come back, and what they name is not run again."""
+    is killed. The messages come back, and nothing that is committed is run again."""
     worker = fleet.start(EVALPOOL_REDIS_URL=redis_link.url)
     batch = fleet.submit(sleepers(4, 0.5))
     fleet.wait_until("jobs run", lambda: ledger.progress(batch.id).running)

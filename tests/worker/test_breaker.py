@@ -43,3 +43,15 @@ async def test_whoever_waits_is_let_go_at_the_end() -> None:
     assert not waiting.done()
     breaker.close()
     await asyncio.wait_for(waiting, 10)
+
+
+async def test_after_the_end_nobody_is_made_to_wait_again() -> None:
+    """What fails while a worker stops must not keep it from stopping."""
+
+    async def never() -> None:
+        raise OSError
+
+    breaker = Breaker("the database", never)
+    breaker.close()
+    breaker.trip("gone")
+    await asyncio.wait_for(breaker.closed(), 10)

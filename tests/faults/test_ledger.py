@@ -1,0 +1,405 @@
+"""What the ledger promises whatever happens: one result for each job, one image for each batch, no job that waits while
+somebody could run it, none that is tried by somebody who cannot."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import docker
+import pytest
+from sqlalchemy import text
+
+from api import jobs as submission
+from api.connections import fleet as reported
+from api.handles import BatchHandle, Job
+from schemas import Verdict
+from schemas.settings import Settings
+from schemas.tables import TWIN
+from tests.conftest import PATIENCE, ROOT, WorkerProcess, missing
+from tests.faults.fleet import Fleet, an_hour_ahead
+from tests.faults.images import Tag, moving_tag
+from tests.faults.jobs import Known, alike, quick, sleepers
+from tests.faults.servers import Dockerd
+
+BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
+POSTGRES = pytest.mark.parametrize("ledger", ["postgresql"], indirect=True)
+IMAGE = Settings.model_fields["image"].default
+NO_LOOKS = {"EVALPOOL_RECONCILE_SECONDS": "600"}
+"""A worker looks once, when it starts; after that, nothing but wake-ups can help."""
+SAMPLES = 4
+
+
+def states(fleet: Fleet, batch: BatchHandle) -> Counter[str]:
+    """How many jobs of a batch are in which state, as the rows have it."""
+    query = text("SELECT state, count(*) FROM jobs WHERE batch_id = :batch_id GROUP BY state")
+    with fleet.store.database.read() as db:
+        return Counter({row[0]: row[1] for row in db.execute(query, {"batch_id": batch.id})})
+
+
+def workers_of(fleet: Fleet, batch: BatchHandle) -> Counter[int]:
+    """How many of its jobs each worker has run, by pid."""
+    names = [result.worker or "" for result in fleet.store.batch_results(batch.id) if result.shared_with is None]
+    return Counter(int(name.rpartition("-")[2]) for name in names if name)
+
+
+def wait_alive(fleet: Fleet, *workers: WorkerProcess) -> None:
+    """Until these workers have said of themselves that they are there, and submissions know it."""
+
+    def told() -> bool:
+        names = {member.name.rpartition("-")[2] for member in reported().members}
+        return {str(worker.pid) for worker in workers} <= names
+
+    fleet.wait_until("they report", told)
+
+
+# -- identical jobs ----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_twins_of_leaders_whose_worker_is_killed_get_their_results(fleet: Fleet) -> None:
+    first = fleet.start()
+    batch = fleet.submit(alike(sleepers(10, 0.4), SAMPLES), dedup=True)
+    assert states(fleet, batch)[TWIN] == 10 * (SAMPLES - 1)
+    fleet.wait_until("leaders run", lambda: fleet.store.progress(batch.id).running >= 2)
+    first.stop(signal.SIGKILL)
+    fleet.start()
+    fleet.finish()
+    results = fleet.store.batch_results(batch.id)
+    assert Counter(result.shared_with is None for result in results) == {True: 10, False: 10 * (SAMPLES - 1)}
+
+
+@BOTH
+def test_twins_of_a_leader_that_is_cancelled_while_it_waits_run(fleet: Fleet) -> None:
+    """And nobody has to look for them: the heir of a cancelled leader is found by whoever is at work."""
+    fleet.start(**NO_LOOKS)
+    fleet.submit(sleepers(4, 1))
+    batch = fleet.submit(alike(quick(10), SAMPLES), dedup=True)
+    leaders = fleet.ids(batch)[::SAMPLES]
+    fleet.allow(Verdict.CANCELLED, of=leaders[::2])
+    for leader in leaders[::2]:
+        Job(leader).cancel()
+    fleet.finish()
+    cancelled = fleet.store.progress(batch.id).verdicts.get(Verdict.CANCELLED, 0)
+    assert 0 < cancelled <= 5  # one that had just begun may have been quicker
+    assert set(fleet.attempts(batch).values()) == {0, 1}
+
+
+@BOTH
+def test_twins_of_a_leader_that_is_cancelled_while_it_runs_run(fleet: Fleet) -> None:
+    fleet.start(**NO_LOOKS)
+    batch = fleet.submit(alike(sleepers(2, 3), SAMPLES), dedup=True)
+    leaders = fleet.ids(batch)[::SAMPLES]
+    fleet.wait_until("the leaders run", lambda: fleet.store.progress(batch.id).running == 2)
+    fleet.allow(Verdict.CANCELLED, of=leaders)
+    for leader in leaders:
+        Job(leader).cancel()
+    fleet.finish()
+    assert fleet.store.progress(batch.id).verdicts == {Verdict.CANCELLED: 2, Verdict.PASSED: 2 * (SAMPLES - 1)}
+    assert sorted(fleet.attempts(batch).values()) == [0] * 2 * (SAMPLES - 2) + [1] * 4  # the leaders and their heirs
+
+
+@BOTH
+def test_twins_of_a_leader_that_is_given_up_run(fleet: Fleet) -> None:
+    fleet.env["EVALPOOL_MAX_ATTEMPTS"] = "1"
+    first = fleet.start()
+    batch = fleet.submit(alike(sleepers(6, 0.5), SAMPLES), dedup=True)
+    fleet.wait_until("leaders run", lambda: fleet.store.progress(batch.id).running >= 2)
+    first.stop(signal.SIGKILL)
+    fleet.allow(Verdict.SANDBOX_ERROR, of=fleet.ids(batch)[::SAMPLES])
+    fleet.start()
+    fleet.finish()
+    verdicts = fleet.store.progress(batch.id).verdicts
+    assert verdicts[Verdict.SANDBOX_ERROR] >= 2
+    assert verdicts[Verdict.PASSED] + verdicts[Verdict.SANDBOX_ERROR] == 6 * SAMPLES
+
+
+# -- last attempts -----------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_last_attempts_that_end_while_many_look_have_one_result_each(fleet: Fleet) -> None:
+    """Three workers look ten times a second for silent ones. Two are killed, and one is frozen for about as long as its
+    leases last, so that it commits while the others give its jobs up."""
+    fleet.env |= {"EVALPOOL_MAX_ATTEMPTS": "1", "EVALPOOL_RECONCILE_SECONDS": "0.1", "EVALPOOL_LEASE_SECONDS": "1"}
+    for _ in range(3):
+        fleet.start(ready=False)
+    for worker in fleet.workers:
+        worker.wait_ready()
+    batch = fleet.submit(sleepers(90, 0.15))
+    fleet.allow(Verdict.SANDBOX_ERROR, of=fleet.ids(batch))
+    for worker, done in zip(fleet.workers[:2], (10, 30), strict=True):
+        fleet.wait_done(done)
+        worker.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.0)
+        worker.process.send_signal(signal.SIGCONT)
+        fleet.wait_done(done + 10)
+        worker.stop(signal.SIGKILL)
+    fleet.finish()
+    given_up = [result for result in fleet.store.batch_results(batch.id) if result.verdict is Verdict.SANDBOX_ERROR]
+    assert given_up
+    assert {result.detail for result in given_up} == {"its worker fell silent at the last of 1 attempts"}
+    assert set(fleet.attempts(batch).values()) == {1}
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tag(engine_client: docker.DockerClient) -> Iterator[Tag]:
+    """It means the first of two images, neither of which has another name."""
+    with moving_tag(engine_client, IMAGE) as made:
+        yield made
+
+
+def digests(fleet: Fleet, batch: BatchHandle) -> set[str | None]:
+    return {result.image_digest for result in fleet.store.batch_results(batch.id)}
+
+
+@BOTH
+def test_a_tag_that_is_moved_in_mid_run_moves_no_job_of_a_batch(fleet: Fleet, tag: Tag) -> None:
+    """The image is decided at submission. A batch that is submitted later gets the other one."""
+    first = fleet.start(EVALPOOL_MAX_USES="5")
+    wait_alive(fleet, first)
+    fleet.wait_until("the image is reported", lambda: reported().has(tag.name))
+    batch = fleet.submit(sleepers(40, 0.2, image=tag.name))
+    _move_in_mid_run(fleet, tag, first)
+    fleet.wait_until("the move is reported", lambda: reported().pin(tag.name) == f"{tag.name} {tag.images[1]}")
+    later = fleet.submit(quick(5, image=tag.name))
+    fleet.finish()
+    assert (digests(fleet, batch), digests(fleet, later)) == ({tag.images[0]}, {tag.images[1]})
+    assert len(workers_of(fleet, batch)) == 2
+
+
+@BOTH
+def test_a_tag_that_is_moved_moves_no_job_of_a_batch_submitted_before_any_worker_was_there(
+    fleet: Fleet, tag: Tag
+) -> None:
+    """Then the first claim decides, for every worker."""
+    batch = fleet.submit(sleepers(40, 0.2, image=tag.name))
+    _move_in_mid_run(fleet, tag, fleet.start(EVALPOOL_MAX_USES="5"))
+    fleet.finish()
+    assert digests(fleet, batch) == {tag.images[0]}
+    assert len(workers_of(fleet, batch)) == 2
+
+
+def _move_in_mid_run(fleet: Fleet, tag: Tag, first: WorkerProcess) -> None:
+    """The first worker goes on for a while, with new sandboxes; the rest is run by one that has never seen the tag mean
+    anything else."""
+    fleet.wait_done(6)
+    tag.move(1)
+    fleet.wait_done(18)
+    assert first.stop(signal.SIGTERM) == 0
+    assert fleet.done() < 40
+    fleet.start(EVALPOOL_MAX_USES="5")
+    fleet.wait_done()
+
+
+def test_jobs_of_an_image_wait_for_a_worker_that_has_it_and_no_other_tries_them(
+    fleet: Fleet, dockerd: Dockerd, tag: Tag
+) -> None:
+    """First the worker without the image is alone; then one that has it comes, and is busy; then it has time."""
+    without = fleet.start(DOCKER_HOST=dockerd.host)
+    wait_alive(fleet, without)
+    alone = fleet.submit(quick(10, image=tag.name))
+    fleet.submit(quick(10))
+    fleet.wait_done(10)
+    fleet.wait_until("it says so", lambda: "image_absent" in without.log.read_text())
+    fleet.wait_until("nothing is in its hands", lambda: not fleet.store.progress(alone.id).running)
+    assert set(fleet.attempts(alone).values()) == {0}
+    assert f"10 jobs wait for the image {tag.name}, which no worker has" in _status(alone)
+
+    having = fleet.start(ready=False)
+    having.wait_ready()
+    wait_alive(fleet, having)
+    fleet.wait_done()
+    fleet.submit(sleepers(8, 1))
+    busy = fleet.submit(quick(20, image=tag.name))
+    fleet.finish()
+    for batch in (alone, busy):
+        assert set(workers_of(fleet, batch)) == {having.pid}
+        assert set(fleet.attempts(batch).values()) == {1}
+
+
+def test_an_image_that_is_removed_while_its_jobs_wait_costs_nobody_an_attempt(fleet: Fleet, tag: Tag) -> None:
+    worker = fleet.start()
+    fleet.wait_until("the image is reported", lambda: reported().has(tag.name))
+    busy = fleet.submit(sleepers(2, 6))
+    fleet.wait_until("it is busy", lambda: fleet.store.progress(busy.id).running == 2)
+    batch = fleet.submit(quick(5, image=tag.name))
+    tag.client.api.remove_image(tag.name, force=True)
+    fleet.submit(quick(5))
+    fleet.wait_done(2 + 5)
+    fleet.wait_until("it says so", lambda: "image_absent" in worker.log.read_text())
+    fleet.wait_until("nothing is in its hands", lambda: not fleet.store.progress(batch.id).running)
+    assert set(fleet.attempts(batch).values()) == {0}
+    fleet.wait_until("so does the status", lambda: f"5 jobs wait for the image {tag.name}" in _status(batch))
+    fleet.cancel(batch)
+    fleet.finish()
+    assert fleet.store.progress(batch.id).cancelled == 5
+
+
+def _status(batch: BatchHandle) -> str:
+    command = [sys.executable, "-m", "api.cli", "status", batch.id]
+    said = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, check=True)
+    return " ".join(said.stdout.split())
+
+
+# -- two versions ------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_jobs_of_a_newer_version_wait_untried_and_the_others_do_not_notice(fleet: Fleet) -> None:
+    batch = fleet.submit(quick(60))
+    ids = fleet.ids(batch)
+    future = ids[::7]
+    fleet.sql(
+        """UPDATE jobs SET spec = replace(spec, '{"code"', '{"field_of_the_future":"x","code"')
+        WHERE batch_id = :batch_id AND seq % 7 = 0""",
+        batch_id=batch.id,
+    )
+    worker = fleet.start()
+    fleet.start()
+    fleet.wait_done(60 - len(future))
+    fleet.wait_until("nothing is in their hands", lambda: not fleet.store.progress(batch.id).running)
+    assert {each: attempt for each, attempt in fleet.attempts(batch).items() if attempt != 1} == dict.fromkeys(
+        future, 0
+    )
+    assert states(fleet, batch) == {"queued": len(future), "finished": 60 - len(future)}
+    assert any("field_of_the_future" in each.log.read_text() for each in fleet.workers)
+    assert "for a worker of a newer version of evalpool" in _status(batch)
+    assert worker.process.poll() is None
+    fleet.sql("""UPDATE jobs SET spec = replace(spec, '"field_of_the_future":"x",', ''), lease_until = NULL
+        WHERE state = 'queued'""")
+    fleet.finish()
+    assert set(fleet.attempts(batch).values()) == {1}
+
+
+# -- wake-ups ----------------------------------------------------------------------------------------------------------
+
+
+@POSTGRES
+def test_a_thousand_single_jobs_one_after_the_other_each_wake_the_worker(fleet: Fleet) -> None:
+    fleet.start(**NO_LOOKS)
+    for known in quick(1000):
+        assert fleet.submit_one(known).result(timeout=PATIENCE).passed
+    fleet.finish()
+
+
+@BOTH
+def test_single_jobs_from_many_threads_wake_the_workers(fleet: Fleet) -> None:
+    for _ in range(2):
+        fleet.start(ready=False, **NO_LOOKS)
+    for worker in fleet.workers:
+        worker.wait_ready()
+    raised: list[BaseException] = []
+
+    def submit() -> None:
+        try:
+            for known in quick(50):
+                assert fleet.submit_one(known).result(timeout=PATIENCE).passed
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=submit) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert raised == []
+    fleet.finish()
+
+
+@BOTH
+def test_a_worker_that_is_told_to_stop_passes_its_wake_ups_on(fleet: Fleet) -> None:
+    """To one that has been idle, and to one that just starts; neither looks by itself after its start."""
+    first = fleet.start(**NO_LOOKS)
+    fleet.wait_done(0)
+    second = fleet.start(**NO_LOOKS)
+    batch = fleet.submit(sleepers(300, 0.03))
+    fleet.wait_done(30)
+    third = fleet.start(ready=False, **NO_LOOKS)
+    assert first.stop(signal.SIGTERM) == 0
+    fleet.wait_done(100)
+    third.wait_ready()
+    assert second.stop(signal.SIGTERM) == 0
+    fleet.finish()
+    assert set(fleet.attempts(batch).values()) == {1}
+
+
+@BOTH
+def test_long_jobs_are_shared_by_workers_of_one_slot_each(fleet: Fleet) -> None:
+    for _ in range(2):
+        fleet.start(ready=False, EVALPOOL_SLOTS="1", **NO_LOOKS)
+    for worker in fleet.workers:
+        worker.wait_ready()
+    batch = fleet.submit(sleepers(10, 2))
+    fleet.finish()
+    shares = workers_of(fleet, batch)
+    assert min(shares[worker.pid] for worker in fleet.workers) >= 3, shares
+    assert set(fleet.attempts(batch).values()) == {1}
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_stream_that_another_process_cancels_stays_cancelled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read of it later ends at once, and taken up again it is still cancelled."""
+    monkeypatch.setattr(submission, "PART", 50)
+    fleet.start()
+    jobs = sleepers(300, 0.05)
+
+    def reading() -> Iterator[Known]:
+        for place, known in enumerate(jobs):
+            if place == 120:  # the first hundred are stored, the next twenty are read
+                fleet.wait_done(10)
+                with fleet.store.database.read() as db:
+                    batch_id = db.execute(text("SELECT id FROM batches")).scalar_one()
+                command = [sys.executable, "-m", "api.cli", "cancel", batch_id]
+                subprocess.run(command, cwd=ROOT, env=dict(os.environ), check=True, capture_output=True)
+            yield known
+
+    def submit() -> BatchHandle:
+        return submission.submit_stream((known.spec for known in reading()), len(jobs), idempotency_key="stream")
+
+    fleet.expected["soon"] = jobs  # so that there is something to wait for
+    batch = submit()
+    fleet.expected = {batch.id: jobs}
+    fleet.allow(Verdict.CANCELLED, of=fleet.ids(batch))
+    fleet.wait_done()
+    assert submit().id == batch.id
+    fleet.finish()
+    attempts = fleet.attempts(batch)
+    assert {attempts[each] for each in fleet.ids(batch)[100:]} == {0}
+    assert fleet.store.progress(batch.id).cancelled >= 200
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_whose_clock_is_an_hour_ahead_takes_no_lease_from_another(fleet: Fleet) -> None:
+    """SQLite has no clock of its own. The other worker's leases must not look old, nor those of this one eternal."""
+    ahead = an_hour_ahead()
+    if ahead is None:
+        missing("no faketime here: apt-get install faketime")
+    assert ahead is not None
+    fleet.env["EVALPOOL_RECONCILE_SECONDS"] = "0.1"
+    right = fleet.start(EVALPOOL_SLOTS="1")
+    wrong = fleet.start(EVALPOOL_SLOTS="1", **ahead)
+    batch = fleet.submit(sleepers(12, 1))
+    fleet.wait_done()
+    assert set(fleet.attempts(batch).values()) == {1}
+    assert set(workers_of(fleet, batch)) == {right.pid, wrong.pid}
+    again = fleet.submit(sleepers(8, 1))
+    fleet.wait_until("both run", lambda: fleet.store.progress(again.id).running == 2)
+    wrong.stop(signal.SIGKILL)
+    fleet.wait_done()
+    fleet.forget_messages_of_the_future()
+    fleet.finish()
+    for result in fleet.store.batch_results(batch.id):
+        assert abs(result.finished_at.timestamp() - time.time()) < 600
