@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy.exc import DBAPIError
 
@@ -16,7 +17,7 @@ from schemas.store import Store
 from worker.announcer import Announcer
 from worker.breaker import Breaker
 from worker.inventory import Inventory
-from worker.lease import GIVEN_BACK, Leases
+from worker.lease import PUT_BACK, Leases
 from worker.ledger import Ledger
 from worker.pool import Pool
 
@@ -57,6 +58,8 @@ class Intake:
         self._freed = asyncio.Event()
         """Set when a job is over, and there may be room for others."""
         self._pins: dict[tuple[str, str], str] = {}
+        self._told: WeakSet[asyncio.Task[None]] = WeakSet()
+        """Jobs that were told to go back."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def follow(self) -> None:
@@ -100,19 +103,17 @@ class Intake:
         while True:
             await asyncio.sleep(IDLE_SECONDS / 4)
             late = time.monotonic() - IDLE_SECONDS
-            held = self._leases.held()
-            idle = [(lease, task) for lease, task in held if lease.claimed < late and not self._pool.begun(task)]
-            if not idle or not self._open:
-                continue
-            self._usual_seconds = max(self._usual_seconds, CLAIM_SECONDS)
-            for _, task in idle:
-                task.cancel(GIVEN_BACK)
-            log.info("%d jobs have waited too long here", len(idle), extra={"action": "given_back"})
-            try:
-                await self._ledger.call(Store.put_back, [lease for lease, _ in idle], self._settings.worker_name)
-            except DBAPIError as error:  # then their leases run out by themselves
-                self._database.trip(str(error.orig))
-            self._announcer.wake(f"{len(idle)} jobs given back")
+            idle = [
+                task
+                for lease, task in self._leases.held()
+                if lease.claimed < late and not self._pool.begun(task) and task not in self._told
+            ]
+            if idle and self._open:
+                self._usual_seconds = max(self._usual_seconds, CLAIM_SECONDS)
+                log.info("%d jobs have waited too long here", len(idle), extra={"action": "given_back"})
+                for task in idle:
+                    self._told.add(task)  # once: a second word would interrupt it on its way to the queue
+                    task.cancel(PUT_BACK)
 
     def _room(self) -> int:
         """How many more jobs to claim: what the slots need, and what they get done in a moment. Long jobs are claimed

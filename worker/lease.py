@@ -11,7 +11,7 @@ from worker.ledger import Ledger
 
 log = logging.getLogger("evalpool.lease")
 
-LOST, CANCELLED, PUT_BACK, GIVEN_BACK = "lease lost", "cancelled by its caller", "put back", "given back"
+LOST, CANCELLED, PUT_BACK = "lease lost", "cancelled by its caller", "put back"
 """Why a running job is stopped; the message of its cancellation."""
 
 

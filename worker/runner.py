@@ -24,7 +24,7 @@ from worker.breaker import Breaker
 from worker.evaluation import evaluate, finished
 from worker.intake import Intake
 from worker.inventory import Inventory
-from worker.lease import CANCELLED, GIVEN_BACK, PUT_BACK, Leases
+from worker.lease import CANCELLED, PUT_BACK, Leases
 from worker.ledger import Ledger
 from worker.pool import Pool, PoolClosed
 from worker.reconciler import Reconciler
@@ -202,7 +202,7 @@ class Runner:
                 await self._recorder.record(self._ended(lease, Verdict.CANCELLED, "cancelled while it ran"))
             elif PUT_BACK in stop.args:
                 await self._put_back(lease)
-            elif GIVEN_BACK not in stop.args:
+            else:
                 log.warning("another worker has taken the job over", extra=_ids(lease, "lease_lost"))
         except EvalpoolError as error:
             log.warning("attempt %d failed: %s", lease.attempt, error, extra=_ids(lease, "attempt_failed"))
@@ -246,11 +246,11 @@ class Runner:
         await self._return(lease, Store.put_back, [lease], self.settings.worker_name)
 
     async def _return(self, lease: Lease, query: Callable[..., None], *args: Any) -> None:
+        self._leases.drop(lease)  # first: what is on its way to the queue must not be stopped any more
         try:
             await self._ledger.call(query, *args)
         except DBAPIError as error:  # then its lease runs out by itself
             self._database.trip(str(error.orig))
-        self._leases.drop(lease)
         self._announcer.wake("a job put back")
 
     async def _sweep(self) -> None:
