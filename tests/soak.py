@@ -1,5 +1,9 @@
 """A soak: jobs with known verdicts without end, a random fault every few seconds, then the audit of every single row.
 
+There are batches of identical jobs that share results, large ones, single jobs from several threads, an image whose tag
+is moved, jobs that no worker can read for a while, and cancels of all of them. On SQLite, one worker's clock is an hour
+ahead. A job that has lost its worker or its sandbox at every attempt is given up with good reason, and counted.
+
     python tests/soak.py --minutes 10            # a random seed, which is printed
     python tests/soak.py --minutes 10 --seed 7   # the same faults in the same order
     python tests/soak.py --flush 2000            # one batch; in its middle Redis is emptied and every worker killed
@@ -8,6 +12,7 @@ Progress goes to stderr; stdout gets one line of totals. Exit code 0: no job los
 """
 
 import argparse
+import json
 import os
 import random
 import secrets
@@ -30,22 +35,32 @@ sys.path[0] = str(ROOT)  # instead of tests/, whose folders have the names of ou
 import docker  # noqa: E402
 import redis  # noqa: E402
 from docker.errors import DockerException  # noqa: E402
+from sqlalchemy import text  # noqa: E402
 from sqlalchemy.exc import SQLAlchemyError  # noqa: E402
 
-from schemas import QueueUnavailable  # noqa: E402
+from api.handles import BatchHandle, Job  # noqa: E402
+from schemas import QueueUnavailable, Result, Settings, Verdict  # noqa: E402
+from schemas import audit as ledger  # noqa: E402
 from schemas.database import Database  # noqa: E402
-from schemas.store import Store  # noqa: E402
+from schemas.store import WHOLE, Store  # noqa: E402
 from tests.conftest import containers  # noqa: E402
 from tests.faults.audit import Audit, audit  # noqa: E402
-from tests.faults.fleet import Fleet  # noqa: E402
-from tests.faults.jobs import mixed  # noqa: E402
+from tests.faults.fleet import Fleet, an_hour_ahead  # noqa: E402
+from tests.faults.images import moving_tag  # noqa: E402
+from tests.faults.jobs import Known, alike, mixed, quick  # noqa: E402
 from tests.faults.proxy import Proxy  # noqa: E402
 from tests.faults.servers import PostgresServer, RedisServer  # noqa: E402
 
-ATTEMPTS = 6
-"""More than the default: here one job may well lose its worker three times, and would be given up with good reason."""
+ATTEMPTS = Settings.model_fields["max_attempts"].default
+GIVEN_UP = ("given up: ", f"its worker fell silent at the last of {ATTEMPTS} attempts")
+"""How the detail of a job begins that was given up."""
 BACKLOG = 200
 """Jobs that wait at least, while faults go on."""
+SINGLE = 3
+"""Threads that submit single jobs."""
+FUTURE = '"field_of_the_future":"x",'
+"""In a job's row, no worker of this version can read it."""
+FUTURE_SECONDS = 10.0
 DRAIN_SECONDS = 300.0
 
 
@@ -76,9 +91,20 @@ class Soak:
         self.fleet.env |= {
             "DOCKER_HOST": self.link.url,
             "EVALPOOL_DOCKER_TIMEOUT": "5",
-            "EVALPOOL_MAX_ATTEMPTS": str(ATTEMPTS),
             "EVALPOOL_MAX_USES": "50",
         }
+        self.tag = stack.enter_context(moving_tag(client, Settings.model_fields["image"].default))
+        self.tagged: set[str] = set()
+        """Batches whose jobs name that tag."""
+        self.unsure: dict[str, Known] = {}
+        """By task id: single jobs of which the database did not say whether they are stored."""
+        self.unreadable: dict[str, float] = {}
+        """Jobs that no worker can read, and since when."""
+        self.paused: set[str] = set()
+        """Sandboxes that were paused."""
+        self.given_up: list[str] = []
+        self._ahead = an_hour_ahead() if self.postgres is None else None
+        self._ahead_pid = 0
         stack.callback(self._sweep)
         stack.callback(self.fleet.close)
         self._peace, self._over = threading.Event(), threading.Event()
@@ -88,25 +114,28 @@ class Soak:
 
     def run(self) -> Audit:
         """Jobs and faults for the chosen time, then peace, then the audit."""
-        for _ in range(self.options.workers):
-            self.fleet.start(ready=False)
-        submitter = threading.Thread(target=self._keep_submitting, name="submitter", daemon=True)
+        self._supervise()
+        submitters = [threading.Thread(target=self._keep_submitting, name="submitter", daemon=True)]
+        submitters += [
+            threading.Thread(target=self._keep_submitting_single, args=(n,), daemon=True) for n in range(SINGLE)
+        ]
         reporter = threading.Thread(target=self._keep_reporting, name="reporter", daemon=True)
-        submitter.start()
-        reporter.start()
+        for thread in (*submitters, reporter):
+            thread.start()
         end = time.monotonic() + self.options.minutes * 60
         while time.monotonic() < end:
             time.sleep(self.random.uniform(0.4, 1.6) * self.options.every)
             self._one_fault()
+            self._make_readable(FUTURE_SECONDS)
             self._supervise()
         self._peace.set()
-        submitter.join()
+        for thread in submitters:
+            thread.join()
         return self._end()
 
     def flush(self, count: int) -> Audit:
         """One batch; in its middle Redis is emptied and every worker killed; then they are started anew."""
-        for _ in range(self.options.workers):
-            self.fleet.start(ready=False)
+        self._supervise()
         threading.Thread(target=self._keep_reporting, name="reporter", daemon=True).start()
         self.fleet.submit(mixed(count, seconds=0.02))
         self.fleet.wait_done(count // 2, DRAIN_SECONDS)
@@ -119,11 +148,11 @@ class Soak:
         self._say("faults are over; draining")
         self.link.mend()
         self.link.thaw()
-        self._supervise()
+        self._make_readable(0)
+        self._adopt()
         found: Audit | None = None
         try:
-            self.fleet.wait_done(seconds=DRAIN_SECONDS)
-            self.fleet.wait_until("an empty queue", lambda: not self.broker.waiting() and not self.broker.unacked())
+            self.fleet.wait_until("all is done", self._drained, DRAIN_SECONDS)
         except AssertionError as error:
             found = self._audit()
             found.other.append(str(error))
@@ -138,41 +167,147 @@ class Soak:
             found.other.append(f"{len(left)} containers are left")
         return found
 
+    def _drained(self) -> bool:
+        """Whether all jobs have their results, and all messages are read. Until then, workers that end are replaced."""
+        self._supervise()
+        if self._ahead is not None:
+            self.fleet.forget_messages_of_the_future()
+        return self.fleet.done() >= self.fleet.total() and not self.broker.waiting() and not self.broker.unacked()
+
     def _audit(self) -> Audit:
-        return audit(self.fleet.store, self.fleet.expected, attempts=ATTEMPTS)
+        """Every verdict is the known one, but for jobs that were cancelled, or given up with good reason."""
+        paused: set[str] = set()
+        for batch_id in self.fleet.expected:
+            for result in self.fleet.store.batch_results(batch_id):
+                if result.sandbox_id in self.paused:
+                    paused.add(result.job_id)
+                if result.verdict is Verdict.SANDBOX_ERROR and self._with_reason(result):
+                    self.given_up.append(result.job_id)
+        self.fleet.allow(Verdict.SANDBOX_ERROR, of=self.given_up)
+        found = audit(self.fleet.store, self.fleet.expected, attempts=ATTEMPTS, instead=self.fleet.instead)
+        for batch_id in self.tagged:
+            ran = self.fleet.store.batch_results(batch_id)
+            images = {result.image_digest for result in ran if result.image_digest}
+            if len(images) > 1 or not images <= set(self.tag.images):
+                found.other.append(f"batch {batch_id} was run in {sorted(images)}")
+        found.wrong = [
+            f"{each} (its sandbox was once paused)" if each.partition(":")[0] in paused else each
+            for each in found.wrong
+        ]
+        found.other += [f"{each.what}: {list(each.ids)[:5]}" for each in ledger.audit(self.fleet.store, repair=False)]
+        return found
+
+    @staticmethod
+    def _with_reason(result: Result) -> bool:
+        """Whether a job that was given up has really been tried as often as it may be, and its end says so."""
+        return result.attempt == ATTEMPTS and result.detail.startswith(GIVEN_UP)
 
     def _supervise(self) -> None:
         """As a process manager would: so many workers, whatever happens to them."""
         for _ in range(self.options.workers - len(self.fleet.alive)):
+            self._start()
+
+    def _start(self) -> None:
+        """One more worker; where the clocks can differ, one of them has one that is an hour ahead."""
+        if self._ahead is not None and self._ahead_pid not in {worker.pid for worker in self.fleet.alive}:
+            self._ahead_pid = self.fleet.start(ready=False, **self._ahead).pid
+        else:
             self.fleet.start(ready=False)
+
+    # -- the jobs ----------------------------------------------------------------------------------
 
     def _keep_submitting(self) -> None:
         chance = random.Random(self.options.seed)
-        open_jobs = 0
+        large = iter(("shared", "cancelled"))
+        next_large = 0.2  # of the whole time
         while not self._peace.wait(0.1):
-            with suppress(SQLAlchemyError):
-                open_jobs = self.fleet.total() - self.fleet.done()
-            if open_jobs >= BACKLOG:
+            if self._open_jobs() >= BACKLOG:
                 continue
             size, priority = chance.randint(1, 80), chance.choice(("high", "normal", "normal", "low"))
+            kind = chance.choice(("plain", "plain", "shared", "tagged"))
+            if time.monotonic() - self._started > next_large * self.options.minutes * 60:
+                next_large += 0.4
+                self._submit_large(next(large, None))
+            if kind == "shared":
+                self._submit(alike(mixed(max(1, size // 8), priority=priority), 20), dedup=True)
+            elif kind == "tagged":
+                batch_id = self._submit(mixed(size // 2 + 1, priority=priority, image=self.tag.name))
+                self.tagged.add(batch_id)
+            else:
+                self._submit(mixed(size, priority=priority))
+
+    def _submit_large(self, kind: str | None) -> None:
+        """More jobs than one transaction stores. Those of one batch share few results, the other one is cancelled."""
+        if kind == "shared":
+            self._submit(alike(quick(WHOLE // 40), 41), dedup=True)
+        elif kind == "cancelled":
+            batch_id = self._submit(quick(WHOLE + 100))
+            self._peace.wait(5)
+            self._cancel(batch_id)
+
+    def _submit(self, jobs: list[Known], **more: Any) -> str:
+        """Submit a batch. When the database fails, whether it is stored is not known: then once more, by its key."""
+        key = secrets.token_hex(8)
+        while True:
             try:
-                self.fleet.submit(mixed(size, priority=priority))
-            except QueueUnavailable:
-                pass  # stored, and to be found by a reconciler
+                return self.fleet.submit(jobs, idempotency_key=key, **more).id
+            except QueueUnavailable as error:
+                return error.batch_id  # stored, and to be found by a worker
             except SQLAlchemyError as error:
-                self._say(f"not submitted: {type(error).__name__}")  # nothing is stored, so nothing is expected
+                self._say(f"not submitted yet: {type(error).__name__}")
+                time.sleep(0.5)
+
+    def _cancel(self, batch_id: str) -> None:
+        """From now on, cancelled is as good as the known verdicts."""
+        while True:
+            try:
+                return self.fleet.cancel(BatchHandle(batch_id))
+            except SQLAlchemyError:
+                time.sleep(0.5)
+
+    def _keep_submitting_single(self, number: int) -> None:
+        chance, kinds, count = random.Random(self.options.seed + number), mixed(60), 0
+        while not self._peace.wait(0.05):
+            if self._open_jobs() >= 2 * BACKLOG:
+                continue
+            known, count = chance.choice(kinds), count + 1
+            spec = known.spec.model_copy(update={"task_id": f"single-{number}-{count}"})
+            known = Known(spec, known.verdict, known.stdout)
+            try:
+                with suppress(TimeoutError):
+                    self.fleet.submit_one(known).result(timeout=2)
+            except QueueUnavailable:
+                pass
+            except (SQLAlchemyError, redis.RedisError):
+                self.unsure[str(spec.task_id)] = known
+
+    def _adopt(self) -> None:
+        """Expect those single jobs that are stored, though their submission failed."""
+        query = text("SELECT j.batch_id, j.task_id FROM jobs j JOIN batches b ON b.id = j.batch_id WHERE b.total = 1")
+        with self.fleet.store.database.read() as db:
+            stored = {row.batch_id: json.loads(row.task_id) for row in db.execute(query)}
+        for batch_id, task_id in stored.items():
+            if batch_id not in self.fleet.expected and task_id in self.unsure:
+                self.fleet.expected[batch_id] = [self.unsure[task_id]]
+
+    def _open_jobs(self) -> int:
+        try:
+            return self.fleet.total() - self.fleet.done()
+        except SQLAlchemyError:
+            return 0
 
     # -- the faults --------------------------------------------------------------------------------
 
     def _one_fault(self) -> None:
         kinds: list[Callable[[], object]] = [
             self.kill_worker, self.stop_worker, self.freeze_worker, self.kill_redis, self.flush_redis,
-            self.repeat_messages, self.remove_sandbox, self.freeze_engine, self.cut_engine,
+            self.repeat_messages, self.remove_sandbox, self.pause_sandbox, self.freeze_engine, self.cut_engine,
+            self.cancel_batch, self.cancel_jobs, self.move_tag, self.hide_jobs,
         ]  # fmt: skip
         kinds += [self.lock_database] if self.postgres is None else [self.restart_database, self.end_sessions]
         fault = self.random.choice(kinds)
         self.faults[fault.__name__] += 1
-        with suppress(redis.RedisError, DockerException, ProcessLookupError):
+        with suppress(redis.RedisError, DockerException, ProcessLookupError, SQLAlchemyError):
             fault()
 
     def kill_worker(self) -> None:
@@ -180,8 +315,8 @@ class Soak:
 
     def stop_worker(self) -> None:
         victim = self._victim()
-        self.fleet.start(ready=False)
         victim.process.send_signal(signal.SIGTERM)
+        self.fleet.start(ready=False)
 
     def freeze_worker(self) -> None:
         victim = self._victim()
@@ -207,6 +342,50 @@ class Soak:
         boxes = containers(self.fleet.engine, self._victim().pid)
         if boxes:
             self.fleet.engine.api.remove_container(self.random.choice(boxes), force=True)
+
+    def pause_sandbox(self) -> None:
+        boxes = containers(self.fleet.engine, self._victim().pid)
+        if boxes:
+            box = self.random.choice(boxes)
+            self.paused.add(box)
+            self.fleet.engine.api.pause(box)
+            self._for_a_while(8)
+            self.fleet.engine.api.unpause(box)
+
+    def cancel_batch(self) -> None:
+        self._cancel(self.random.choice(list(self.fleet.expected)[-20:]))
+
+    def cancel_jobs(self) -> None:
+        """A few of a batch, its first one among them: where results are shared, that is a leader."""
+        batch = BatchHandle(self.random.choice(list(self.fleet.expected)[-20:]))
+        ids = self.fleet.ids(batch)
+        for each in {ids[0], *self.random.sample(ids, min(len(ids), 4))}:
+            self.fleet.allow(Verdict.CANCELLED, of=[each])
+            Job(each).cancel()
+
+    def move_tag(self) -> None:
+        self.tag.move(self.random.randrange(2))
+
+    def hide_jobs(self) -> None:
+        """Some that wait become such as a newer version would have written them."""
+        query = text("SELECT id FROM jobs WHERE state = 'queued' AND attempt = 0 ORDER BY rank DESC LIMIT 10")
+        with self.fleet.store.database.read() as db:
+            ids = [str(row.id) for row in db.execute(query) if row.id.rpartition("-")[0] in self.fleet.expected]
+        hide = "UPDATE jobs SET spec = :future || substr(spec, 2) WHERE id = :id AND state = 'queued'"
+        for each in ids:  # one by one, so that nobody waits for us in the wrong order
+            self.unreadable[each] = time.monotonic()
+            self.fleet.sql(hide, future="{" + FUTURE, id=each)
+
+    def _make_readable(self, seconds: float) -> None:
+        """Those again that have been hidden for so long."""
+        show = "UPDATE jobs SET spec = replace(spec, :future, '') WHERE id = :id"
+        free = "UPDATE jobs SET lease_until = NULL WHERE id = :id AND state = 'queued' AND worker LIKE 'version %'"
+        with suppress(SQLAlchemyError):
+            for each, since in list(self.unreadable.items()):
+                if time.monotonic() - since >= seconds:
+                    self.fleet.sql(show, future=FUTURE, id=each)
+                    self.fleet.sql(free, id=each)
+                    del self.unreadable[each]
 
     def freeze_engine(self) -> None:
         self.link.freeze()
@@ -296,7 +475,8 @@ def main() -> int:
     faults = ", ".join(f"{name} {count}" for name, count in sorted(soak.faults.items()))
     sys.stdout.write(
         f"{'FAILED' if found.problems else 'ok'}: {found.jobs} jobs, {found.results} results, {len(found.lost)} lost, "
-        f"{len(found.double)} double, {len(found.wrong)} wrong verdicts, {len(found.other)} other problems; "
+        f"{len(found.double)} double, {len(found.wrong)} wrong verdicts, {len(found.other)} other problems, "
+        f"{len(soak.given_up)} given up; "
         f"{sum(soak.faults.values())} faults ({faults}); {time.monotonic() - began:.0f} s, seed {options.seed}\n"
     )
     if not found.problems:

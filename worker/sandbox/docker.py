@@ -48,7 +48,6 @@ class DockerSandbox(Sandbox):
         self._clean: Reply | None = None
         """The agent's second reply to a run: whether the sandbox is as at birth."""
         self._session: Session | None = None
-        self._born = 0
         self._closing = False
 
     @property
@@ -56,7 +55,6 @@ class DockerSandbox(Sandbox):
         return self._stream.alive
 
     async def start(self) -> None:
-        self._born = int(time.time())
         launch = self._engine.call(self._engine.launch, options(self.shape, {OWNER: owner()}, self._settings.runtime))
         self.id, pid, self.image_digest, sock = await launch
         try:
@@ -199,7 +197,7 @@ class DockerSandbox(Sandbox):
         """Why it died under a program. Of memory is the program's doing, and an outcome; else the loss is raised."""
         notes = {"oom"}
         if before is None or not self._out_of_memory(before):
-            notes = await self._engine.call(self._engine.ends, self.id, self._born)
+            notes = await self._engine.call(self._engine.ends, self.id)
         self._stream.close()
         if "oom" in notes:
             return Outcome.killed_for_memory(wall_seconds)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -113,12 +114,13 @@ class Engine:
         stream.setblocking(False)
         return container, found["State"]["Pid"], found["Image"], stream
 
-    def ends(self, container: str, since: int) -> set[str]:
+    def ends(self, container: str) -> set[str]:
         """What the engine noted of a container, which may be gone by now: `oom`, `kill` (from outside), `die`, or
         `left`: so ends an agent whose stream has ended, and no other."""
         filters = {"container": container, "event": ["oom", "kill", "die"]}
-        until = int(time.time()) + 1
-        noted = self.api.events(since=since, until=until, filters=filters, decode=True)
+        # By the engine's own clock: it waits until then, and with ours ahead of it that could be for hours.
+        now = datetime.fromisoformat(self.api.info()["SystemTime"])
+        noted = self.api.events(since=1, until=int(now.timestamp()) + 1, filters=filters, decode=True)
         return {"left" if event["Actor"]["Attributes"].get("exitCode") == "0" else event["Action"] for event in noted}
 
     def ping(self, image: str) -> None:
