@@ -225,13 +225,19 @@ class Interleaving(RuleBasedStateMachine):
     def streams(self) -> list[str]:
         return [batch_id for batch_id, batch in self.submissions.items() if batch.feeders]
 
-    @precondition(lambda self: self.streams())
+    def hungry(self) -> list[tuple[str, Feeder]]:
+        """Feeders that have something left."""
+        batches = self.submissions.items()
+        return [
+            (each, feeder) for each, batch in batches for feeder in batch.feeders if feeder.place < len(batch.specs)
+        ]
+
+    @precondition(lambda self: self.hungry())
     @rule(data=st.data(), size=st.integers(1, 3), cache=st.booleans())
     def feed(self, data: st.DataObject, size: int, cache: bool) -> None:
         with self.step() as before:
-            batch_id = data.draw(st.sampled_from(self.streams()))
+            batch_id, feeder = data.draw(st.sampled_from(self.hungry()))
             batch = self.submissions[batch_id]
-            feeder = data.draw(st.sampled_from(batch.feeders))
             span = slice(feeder.place, feeder.place + size)
             digests, leaders = None, {}
             if batch.alike:
