@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench verify faults soak check setup up down lock clean
+.PHONY: help demo test bench million verify faults soak check setup up down lock clean
 
 ARGS ?=
 MINUTES ?= 10
@@ -20,6 +20,10 @@ test: ## install everything, run the whole test suite (ARGS="-k pool" adds argum
 bench: ## measure evalpool beside its peers, in one run (QUICK=1: in under five minutes)
 	@deploy/setup docker redis venv image bench
 	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
+
+million: ## time every query of the running system in a ledger of millions of jobs
+	@deploy/setup venv testing
+	@$(BIN)/python -m bench.million $(ARGS)
 
 verify: ## run every labelled program of DATA=folder, and compare verdicts with labels
 	@deploy/setup docker redis venv image code

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, insert, null, select, update
+from sqlalchemy import Connection, insert, literal, null, select, update
 from sqlmodel import SQLModel
 
 from schemas import rows, twins
@@ -44,21 +44,23 @@ def record(db: Connection, results: Sequence[Result], writer: str) -> set[str]:
 
 def end(db: Connection, which: Any, verdict: Verdict, detail: str, writer: str = "") -> set[str]:
     """Give these jobs a result without a run. Which jobs have got one, those that share one included."""
-    ended = db.execute(
+    ended = db.scalars(
         update(_jobs)
         .where(which, _jobs.c.state.in_(OPEN))
         .values(state=FINAL_STATE[verdict], lease_until=null())
-        .returning(_jobs.c.id, _jobs.c.batch_id, _jobs.c.attempt, clock().label("now"))
+        .returning(_jobs.c.id)
     ).all()
+    # By the database itself: thousands of rows that are all alike but for a few columns take long to send.
+    own = {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
     blank = _BLANK | {"verdict": verdict.value, "detail": detail}
-    new = _insert(
-        db,
-        [
-            blank | {"job_id": row.id, "batch_id": row.batch_id, "attempt": row.attempt, "finished_at": row.now}
-            for row in ended
-        ],
-        writer,
-    )
+    columns = [own.get(column.name, literal(blank[column.name], column.type)) for column in _results.c]
+    new: set[str] = set()
+    for part in rows.parts(ended):
+        alike = select(*columns).where(_jobs.c.id.in_(part))
+        add = upsert(db, _results).from_select(list(_results.c.keys()), alike).on_conflict_do_nothing()
+        stored = db.execute(add.returning(_results.c.job_id, _results.c.batch_id)).all()
+        tally(db, Counter((row.batch_id, verdict.value) for row in stored), writer)
+        new |= {row.job_id for row in stored}
     return new | share(db, new, writer)
 
 
@@ -67,7 +69,9 @@ def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str
     cancelled, put a twin into the queue instead. Which jobs have got a result."""
     served: set[str] = set()
     while leaders:
-        waited_for = select(_jobs.c.twin_of).where(twins.of(leaders)).distinct()
+        waited_for = db.scalars(select(_jobs.c.twin_of).where(twins.of(leaders)).distinct()).all()
+        if not waited_for:
+            break
         given = select(_results.c.job_id, _results.c.verdict).where(_results.c.job_id.in_(waited_for))
         verdicts = {row.job_id: Verdict(row.verdict) for row in db.execute(given)}
         scored = [leader for leader, verdict in verdicts.items() if verdict.scored]

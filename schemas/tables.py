@@ -50,6 +50,8 @@ class JobRow(SQLModel, table=True):
         # index so that jobs which a worker cannot run are passed over without reading their rows.
         Index("ix_jobs_queue", "priority", "rank", "image", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
+        # How many of a batch are under way: without it, SQLite reads the whole batch.
+        Index("ix_jobs_under_way", "batch_id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
         Index("ix_jobs_twins", "twin_of", sqlite_where=_TWINS, postgresql_where=_TWINS),
         Index("ix_jobs_digest", "digest", sqlite_where=_DIGESTED, postgresql_where=_DIGESTED),
     )

@@ -137,17 +137,17 @@ class PostgresServer:
         self.process: subprocess.Popen[bytes] | None = None
         self._run("initdb", "-D", str(self._data), "-U", "evalpool", "-A", "trust", "-E", "UTF8", "--no-sync")
 
-    def start(self) -> "PostgresServer":
-        """Start it with what it has."""
+    def start(self, **settings: str) -> "PostgresServer":
+        """Start it with what it has; with other settings where they are named."""
         options = {
             "listen_addresses": self._listen, "port": self.port, "unix_socket_directories": self.place,
             "fsync": "off", "full_page_writes": "off", "max_connections": 60,  # safe but for a crash of the machine
             "log_min_messages": "fatal", "wal_level": "minimal", "max_wal_senders": 0, "shared_buffers": "32MB",
         }  # fmt: skip
-        settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        words = [word for name, value in (options | settings).items() for word in ("-c", f"{name}={value}")]
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [str(self._bin / "postgres"), "-D", str(self._data), *settings],
+                [str(self._bin / "postgres"), "-D", str(self._data), *words],
                 stdout=log, stderr=log, cwd=self.place, start_new_session=True, preexec_fn=dying_with_us(),
                 **self._as_user(),
             )  # fmt: skip

@@ -8,7 +8,7 @@ down_revision = "0004"
 branch_labels = None
 depends_on = None
 
-QUEUED = sa.text("state = 'queued'")
+QUEUED, RUNNING = sa.text("state = 'queued'"), sa.text("state = 'running'")
 UNFINISHED = sa.text("todo IS NOT NULL")
 
 
@@ -21,6 +21,7 @@ def upgrade() -> None:
     op.create_index(
         "ix_jobs_queue", "jobs", ["priority", "rank", "image"], sqlite_where=QUEUED, postgresql_where=QUEUED
     )
+    op.create_index("ix_jobs_under_way", "jobs", ["batch_id"], sqlite_where=RUNNING, postgresql_where=RUNNING)
     op.add_column("batches", sa.Column("todo", sa.String()))
     op.add_column("batches", sa.Column("pins", sa.Text()))
     op.create_index("ix_batches_todo", "batches", ["todo"], sqlite_where=UNFINISHED, postgresql_where=UNFINISHED)
@@ -60,6 +61,7 @@ def downgrade() -> None:
     op.drop_index("ix_batches_todo", "batches")
     op.drop_column("batches", "pins")
     op.drop_column("batches", "todo")
+    op.drop_index("ix_jobs_under_way", "jobs")
     op.drop_index("ix_jobs_queue", "jobs")
     op.drop_column("jobs", "image")
     op.add_column("jobs", sa.Column("published_at", sa.Float()))
