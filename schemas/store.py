@@ -22,7 +22,7 @@ from schemas.result import Result
 from schemas.tables import CANCELLING, FILLING, HELD, QUEUEING, TWIN
 from schemas.verdict import Priority, State, Verdict
 
-PART = 1000
+PART = 500
 """Jobs that one transaction changes at most: others wait for it."""
 WHOLE = 5000
 """Jobs of a batch that are stored in one transaction. Of larger ones, none is in the queue before all are stored."""
