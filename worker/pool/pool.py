@@ -64,10 +64,10 @@ class Pool:
         """A sandbox of this shape, for one run; `alone`: while no other one is lent, if that comes about in time. An
         exception in the body destroys it."""
         async with self._every_slot() if alone else self._slots:
-            sandbox = await self._take(shape, fresh)
-            self.counts["lent"] += 1
             if (task := asyncio.current_task()) is not None:
                 self._begun.add(task)
+            sandbox = await self._take(shape, fresh)
+            self.counts["lent"] += 1
             kept = False
             try:
                 yield sandbox
@@ -87,7 +87,8 @@ class Pool:
             yield
 
     def begun(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether this task has been lent a sandbox by now."""
+        """Whether this task has got a slot by now: a sandbox is lent to it, or is being made for it, which may take
+        longer than anybody would have it wait, but has to be done by somebody."""
         return task in self._begun
 
     def stop_lending(self) -> None:
