@@ -105,6 +105,22 @@ def test_twins_of_a_leader_that_is_cancelled_while_it_runs_run(fleet: Fleet) -> 
 
 
 @BOTH
+def test_the_heir_of_a_cancelled_leader_wakes_a_worker_that_has_nothing_to_do(fleet: Fleet) -> None:
+    """The leader cannot be run here, and so nobody is at work when it is cancelled."""
+    batch = fleet.submit(alike(quick(1), SAMPLES), dedup=True)
+    leader = fleet.ids(batch)[0]
+    fleet.sql("UPDATE jobs SET spec = :spec WHERE id = :id", spec='{"field_of_the_future": 1}', id=leader)
+    fleet.start(**NO_LOOKS)
+    fleet.submit(quick(1))
+    fleet.wait_done(1)
+    fleet.wait_until("it sleeps", lambda: not fleet.broker.waiting() and not fleet.broker.unacked())
+    fleet.allow(Verdict.CANCELLED, of=[leader])
+    Job(leader).cancel()
+    fleet.finish()
+    assert fleet.store.progress(batch.id).verdicts == {Verdict.CANCELLED: 1, Verdict.PASSED: SAMPLES - 1}
+
+
+@BOTH
 def test_twins_of_a_leader_that_is_given_up_run(fleet: Fleet) -> None:
     fleet.env["EVALPOOL_MAX_ATTEMPTS"] = "1"
     first = fleet.start()
