@@ -34,7 +34,7 @@ faults: ## break one thing at a time, and audit the ledger after each
 	@$(BIN)/pytest tests/faults $(ARGS)
 
 soak: ## break something every few seconds for MINUTES, then audit the ledger
-	@deploy/setup
+	@deploy/setup docker redis venv image testing
 	@$(BIN)/python tests/soak.py --minutes $(MINUTES) $(ARGS)
 
 check: ## lint, format, types, import rules

@@ -176,7 +176,13 @@ def _compare(batch_id: str, key: str, start: int, specs: Sequence[JobSpec]) -> N
     """Raise `IdempotencyConflict` unless these are the jobs of the batch from its `start`-th on."""
     stored = store().stored(batch_id, start, len(specs))
     for index, (spec, text) in enumerate(zip(specs, stored, strict=False), start):
-        if spec.model_dump_json(exclude_defaults=True) != text and spec != JobSpec.model_validate_json(text):
+        if spec.model_dump_json(exclude_defaults=True) == text:
+            continue
+        try:
+            same = spec == JobSpec.model_validate_json(text)  # defaults may have changed since
+        except ValueError:  # this version would not have written it
+            same = False
+        if not same:
             raise IdempotencyConflict(key, batch_id, f"job {index} differs")
 
 

@@ -231,7 +231,7 @@ class Ledger:
         for start in range(1000, 1500, 100):
             self.run("put 100 jobs back", lambda: store.put_back(held[start : start + 100], "w"))  # noqa: B023
         for lease in held[1500:1520]:
-            self.run("release a job", lambda: store.release(lease, "the container is gone", 5))  # noqa: B023
+            self.run("release a job", lambda: store.release(lease, "w", "the container is gone", 5))  # noqa: B023
         for number in range(5):
             first = [job_id("waiting", self.rows - 1 - number * 32 - place) for place in range(32)]
             ids = ", ".join(f"'{each}'" for each in first)

@@ -228,9 +228,11 @@ class Store(Reader):
         """Put back jobs that were never tried; they get their attempt back."""
         self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": null()})
 
-    def release(self, lease: Lease, failure: str, shun: float = 0) -> None:
+    def release(self, lease: Lease, worker: str, failure: str, shun: float = 0) -> None:
         """Put a job back after a failure of ours; its worker leaves it to others for so many seconds."""
-        held = and_(_jobs.c.id == lease.job_id, _jobs.c.attempt == lease.attempt, _RUNNING)
+        # Both, as the number of an attempt is used again after a job was put back untried.
+        mine = and_(_jobs.c.attempt == lease.attempt, _jobs.c.worker == worker)
+        held = and_(_jobs.c.id == lease.job_id, mine, _RUNNING)
         failures = "\n".join([*lease.failures, failure.replace("\n", " ")])
         until = clock() + shun if shun else null()
         with self.database.write() as db:

@@ -237,7 +237,7 @@ class Runner:
             history = "; ".join([*lease.failures, failure])
             await self._recorder.record(self._ended(lease, Verdict.SANDBOX_ERROR, f"given up: {history}"[:2000]))
             return
-        await self._return(lease, Store.release, lease, failure, SHUN_SECONDS)
+        await self._return(lease, Store.release, lease, self.settings.worker_name, failure, SHUN_SECONDS)
         await asyncio.sleep(SHUN_SECONDS)  # if there is another worker, it has taken it by now; else we try again
         self._announcer.wake("a job put back")
 

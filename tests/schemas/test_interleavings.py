@@ -331,12 +331,12 @@ class Interleaving(RuleBasedStateMachine):
     @rule(data=st.data(), shun=st.sampled_from([0, LONG]))
     def release(self, data: st.DataObject, shun: float) -> None:
         with self.step() as before:
-            _, lease = data.draw(st.sampled_from(self.given[-8:]))
+            worker, lease = data.draw(st.sampled_from(self.given[-8:]))
             if lease.attempt >= self.max_attempts:
                 return  # a worker records this as the end
-            self.store.release(lease, "the container is gone", shun)
+            self.store.release(lease, worker, "the container is gone", shun)
             was, now = before[lease.job_id], self.rows()[lease.job_id]
-            if (was.state, was.attempt) == (State.RUNNING, lease.attempt):
+            if (was.state, was.attempt, was.worker) == (State.RUNNING, lease.attempt, worker):
                 assert now.state == (State.QUEUED if was.cancelled_at is None else State.CANCELLED)
             else:
                 assert now == was
@@ -533,7 +533,7 @@ class Worker:
     def release(self) -> None:
         for lease in self.some()[:1]:
             if lease.attempt < ATTEMPTS:
-                self.store.release(lease, "the container is gone")
+                self.store.release(lease, self.name, "the container is gone")
                 self.drop([lease])
 
     def put_back(self) -> None:

@@ -95,6 +95,17 @@ def test_a_result_beside_an_open_job_stops_nobody(store: Store) -> None:
     assert store.state("b-000000") is State.FINISHED
 
 
+def test_a_stale_release_does_not_touch_the_lease_of_another_worker(store: Store) -> None:
+    store.add_batch("b", SAME[:1], None, None)
+    (old,) = store.claim(1, "w1", 60).leases
+    store.put_back([old], "w1")
+    (new,) = store.claim(1, "w2", 60).leases
+    assert new.attempt == old.attempt
+    store.release(old, "w1", "late")
+    store.put_back([old], "w1")
+    assert store.state(new.job_id) is State.RUNNING
+
+
 # -- the audit -------------------------------------------------------------------------------------
 
 
@@ -160,7 +171,7 @@ def test_twins_of_a_leader_that_is_put_back_while_it_is_cancelled_run(store: Sto
     (lease,) = store.claim(1, "w", -1 if how == "expire" else 60).leases
     store.cancel(job_id=lease.job_id)
     if how == "release":
-        store.release(lease, "failed")
+        store.release(lease, "w", "failed")
     elif how == "put_back":
         store.put_back([lease], "w")
     else:

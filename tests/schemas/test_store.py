@@ -130,21 +130,21 @@ def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> N
     store.add_batch("b", JOBS, None, None)
     untried, tried = store.claim(2, "w", 60).leases
     store.put_back([untried], "w")
-    store.release(tried, "the container\nis gone")
+    store.release(tried, "w", "the container\nis gone")
     first, second = store.claim(2, "w", 60).leases
     assert (first.attempt, first.failures) == (1, ())
     assert (second.attempt, second.failures) == (2, ("the container is gone",))
-    store.release(second, "again")
+    store.release(second, "w", "again")
     assert store.claim(1, "w", 60).leases[0].failures == ("the container is gone", "again")
 
 
 def test_a_worker_that_failed_with_a_job_leaves_it_to_another_for_a_while(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
     (lease,) = store.claim(1, "w1", 60).leases
-    store.release(lease, "the container is gone", shun=60)
+    store.release(lease, "w1", "the container is gone", shun=60)
     assert not store.claim(1, "w1", 60).leases
     (again,) = store.claim(1, "w2", 60).leases
-    store.release(again, "here too", shun=0.01)
+    store.release(again, "w2", "here too", shun=0.01)
     time.sleep(0.05)
     assert store.claim(1, "w2", 60).leases  # there is nobody else
 
@@ -159,7 +159,7 @@ def test_a_stale_release_changes_nothing(store: Store) -> None:
     (old,) = store.claim(1, "w1", -1).leases
     store.expire(3)
     store.claim(1, "w2", 60)
-    store.release(old, "late")
+    store.release(old, "w1", "late")
     assert store.state("b-000000") is State.RUNNING
 
 
