@@ -47,7 +47,7 @@ def test_a_link_is_refused_and_its_target_is_not_written(checkout: Path, there: 
     (checkout / ".env").symlink_to(goal)
     done = up(checkout)
     assert done.returncode != 0
-    assert "no link" in done.stderr
+    assert "not a link" in done.stderr
     assert done.stdout == ""
     assert not goal.exists() or goal.read_text() == ""
 
