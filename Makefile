@@ -52,10 +52,11 @@ COMPOSE = $$(if docker compose version > /dev/null 2>&1; then echo docker compos
 	elif command -v docker-compose > /dev/null; then echo docker-compose; fi)
 NO_COMPOSE = { echo "Docker Compose is missing. On Debian, as root: apt-get install docker-compose" >&2; exit 1; }
 
-# The passwords of the stack, made once, in a file for its owner alone. One that is not ours, or a link, may be read by others.
+# The passwords of the stack are made once, in a file that only its owner can read. A symbolic link, or a file of another user, is
+# refused, since others might read the passwords there.
 up: ## start the compose stack
 	@if [ -L .env ] || { [ -e .env ] && ! { [ -f .env ] && [ -O .env ]; }; }; then \
-		echo ".env must be a file of $$(id -un)'s own, and no link: passwords are written to it" >&2; exit 1; fi
+		echo ".env must be a regular file that belongs to $$(id -un), not a link: passwords are written to it" >&2; exit 1; fi
 	@umask 077; touch .env; chmod 600 .env; [ -z "$$(tail -c 1 .env)" ] || echo >> .env
 	@grep -q '^POSTGRES_PASSWORD=.' .env || { word() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }; \
 		printf 'POSTGRES_PASSWORD=%s\nFLOWER_PASSWORD=%s\n' "$$(word)" "$$(word)" >> .env; }

@@ -124,7 +124,7 @@ def submit(
 
 @app.command()
 def status(batch: Batch, as_json: AsJson = False) -> None:
-    """Show how far a batch has come, and what it waits for."""
+    """Show how far a batch has come, and why its jobs wait."""
     from api.jobs import get_batch
     from api.waiting import reasons
 
@@ -199,7 +199,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"evalpool: {plain(str(error))}", file=sys.stderr)  # noqa: T201 - this is the terminal
         sys.exit(2 if isinstance(error, InvalidJob | NotFound | IdempotencyConflict) else 1)
     except Exception as error:
-        failure = getattr(sys.modules.get("sqlalchemy.exc"), "DBAPIError", ())  # not loaded, it has not failed
+        # Importing SQLAlchemy here would be slow. If nobody has imported it, the database cannot have failed.
+        failure = getattr(sys.modules.get("sqlalchemy.exc"), "DBAPIError", ())
         if not isinstance(error, failure):
             raise
         print(f"evalpool: the database failed: {plain(str(error))}", file=sys.stderr)  # noqa: T201

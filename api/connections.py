@@ -1,4 +1,4 @@
-"""The store, the bell and the fleet of the settings of this moment, the first two opened once."""
+"""The store, the bell and the fleet for the current settings. The store and the bell are opened once per process."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from schemas.store import Store
 from worker.bell import Bell
 
 FRESH = 0.5
-"""Seconds for which what workers said of themselves is taken as it is."""
+"""Seconds for which a list of live workers is used before it is read again."""
 
 _opening = threading.Lock()
 """Two threads that ask at once must get the same connection pool."""
@@ -32,7 +32,7 @@ def bell() -> Bell:
 
 
 def fleet() -> Fleet:
-    """The workers that are alive, as of a moment ago: a submission must not pay for asking."""
+    """The live workers. The list is cached for `FRESH` seconds, so that most submissions cost no extra query."""
     ledger = store()
     with _opening:
         asked, found = _fleets.get(ledger, (-FRESH, Fleet()))

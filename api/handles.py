@@ -28,7 +28,7 @@ STEP = 0.25
 QUIET = 1.0
 """Seconds without the bell after which the rows are looked at."""
 PART = 500
-"""Results that are in memory at once while a batch is streamed, or fewer where they are large."""
+"""Results that are in memory at once while a batch is streamed; fewer if they are large."""
 
 _threads = ThreadPoolExecutor(64, "evalpool-wait")
 """Where coroutines wait: asyncio's own few threads would be taken up by a handful of them."""
@@ -147,7 +147,7 @@ class BatchHandle:
                 yield []
 
     def _done(self, seen: int) -> set[str]:
-        """The ids of jobs that have a result, if there are more of them than were seen: counting is cheap."""
+        """The ids of all jobs that have a result. The query is skipped if none is new, as counting is cheaper."""
         return store().done(self.id) if store().progress(self.id).done > seen else set()
 
 

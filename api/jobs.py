@@ -1,5 +1,5 @@
-"""Submission: everything is validated, then the rows are committed, then the workers are woken. And the way back from
-an id."""
+"""Submission: everything is validated, then the rows are committed, then a worker is woken. Jobs and batches are found
+again by their ids."""
 
 import secrets
 import time
@@ -23,7 +23,7 @@ PART = 5000
 SEEN = 200_000
 """Jobs of a stream among which identical ones are found: samples of one problem are rarely further apart."""
 NAME = 1000
-"""Characters of a batch's name, or of an idempotency key."""
+"""Characters that a batch's name, or an idempotency key, may have."""
 
 
 def submit_job(spec: JobSpec | Mapping[str, Any] | None = None, /, **fields: Any) -> Job:
@@ -78,7 +78,8 @@ def submit_stream(
     rest, start = iter(specs), 0
     if there:
         if store().batch(batch_id).total != total:
-            raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {store().batch(batch_id).total} of them")
+            count = store().batch(batch_id).total
+            raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {count} jobs, not {total}")
         while start < there:
             part = list(islice(rest, min(PART, there - start)))
             _compare(batch_id, str(idempotency_key), start, part)
@@ -121,7 +122,7 @@ def _spec(job: object) -> JobSpec:
 
 
 def _allowed(specs: list[JobSpec], start: int = 0) -> list[JobSpec]:
-    """These jobs, if none of them asks for more than the operator allows; they are numbered from `start`."""
+    """The same jobs. Raises `InvalidJob` if one asks for more than the operator allows; `start` is the first number."""
     now = settings()
     for index, spec in enumerate(specs, start):
         try:
@@ -139,7 +140,8 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
     stored = store().add_batch(batch_id, specs, name, key, digests, places)
     if stored != batch_id:
         if store().batch(stored).total != len(specs):
-            raise IdempotencyConflict(str(key), stored, f"it has {store().batch(stored).total} of them")
+            count = store().batch(stored).total
+            raise IdempotencyConflict(str(key), stored, f"it has {count} jobs, not {len(specs)}")
         for start in range(0, len(specs), PART):
             _compare(stored, str(key), start, specs[start : start + PART])
     _wake(stored, f"{len(specs)} jobs of batch {stored}", specs[0].priority)
@@ -147,8 +149,7 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
 
 
 def made_by() -> str:
-    """What decides results besides the jobs themselves: the images of jobs that name none, how programs are run, and
-    our own version."""
+    """What results depend on besides the jobs themselves: the default images, how programs are run, and our version."""
     now, workers = settings(), fleet()
     chosen = workers.settings(now)
     pinned = [workers.pin(name) for name in (chosen.image, chosen.code_image, chosen.notebook_image)]
@@ -156,8 +157,8 @@ def made_by() -> str:
 
 
 def _images(specs: Sequence[JobSpec]) -> list[str]:
-    """The image of each job, with the digest that it has on the workers now: whoever runs the job, and whenever, takes
-    the same one."""
+    """The image of each job, with the digest that live workers have for it now. Any worker uses this same image, even
+    if the tag is moved later."""
     workers = fleet()
     chosen = workers.settings(settings())
     pinned: dict[str, str] = {}
@@ -173,7 +174,7 @@ def _digests(specs: Sequence[JobSpec], places: Sequence[str]) -> list[str]:
 
 
 def _compare(batch_id: str, key: str, start: int, specs: Sequence[JobSpec]) -> None:
-    """Raise `IdempotencyConflict` unless these are the jobs of the batch from its `start`-th on."""
+    """Raise `IdempotencyConflict` if the batch has other jobs than these from its `start`-th on."""
     stored = store().stored(batch_id, start, len(specs))
     for index, (spec, text) in enumerate(zip(specs, stored, strict=False), start):
         if spec.model_dump_json(exclude_defaults=True) == text:
@@ -187,15 +188,15 @@ def _compare(batch_id: str, key: str, start: int, specs: Sequence[JobSpec]) -> N
 
 
 def _name(field: str, value: str | None) -> None:
-    """Refuse what no database takes."""
+    """Refuse a value that is too long, or that a database cannot store."""
     if value is None:
         return
     if "\0" in value or len(value) > NAME:
-        raise InvalidJob(f"{field}: at most {NAME} characters, and no NUL among them")
+        raise InvalidJob(f"{field}: it may have at most {NAME} characters, and no NUL character")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidJob(f"{field}: it contains half of a surrogate pair, which is not text") from None
+        raise InvalidJob(f"{field}: it contains an unpaired surrogate, which is not valid text") from None
 
 
 def _new_id() -> str:

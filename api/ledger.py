@@ -4,15 +4,15 @@ from typing import Annotated
 
 import typer
 
-db = typer.Typer(no_args_is_help=True, help="The database: its schema, and whether its rows agree.")
+db = typer.Typer(no_args_is_help=True, help="Upgrade the database, or check its rows.")
 
 SHOWN = 5
-"""Ids that are shown of each kind of disagreement."""
+"""Ids that are shown of each kind of inconsistency."""
 
 
 @db.command("upgrade")
 def upgrade() -> None:
-    """Bring the database to the schema of this version. Stop the workers of older versions before."""
+    """Upgrade the database to the schema of this version. Stop the workers of older versions first."""
     from schemas.database import Database
     from schemas.settings import settings
 
@@ -25,11 +25,11 @@ def upgrade() -> None:
 @db.command("check")
 def check(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only look, and exit with 1 if something is found.")
+        bool, typer.Option("--dry-run", help="Change nothing, and exit with 1 if something is found.")
     ] = False,
 ) -> None:
-    """Compare the rows with each other, and repair what does not agree. Reads everything: with millions of jobs, that
-    takes minutes."""
+    """Find rows that contradict each other, and repair them. This reads every row, which takes minutes with millions of
+    jobs."""
     from api.connections import store
     from schemas.audit import audit
 
@@ -39,6 +39,6 @@ def check(
         remedy = "nothing was changed" if dry_run else finding.remedy
         typer.echo(f"{len(finding.ids):,} {finding.what}: {remedy} ({shown})")
     if not found:
-        typer.echo("all rows agree")
+        typer.echo("all rows are consistent")
     elif dry_run:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""This machine: commands that examine it and build its images, and what it says of itself to the ledger."""
+"""This machine: commands that examine it and build its images, and a report of its images for the ledger."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,8 +67,8 @@ def doctor() -> None:
 
 
 def report() -> None:
-    """Tell the ledger which images are here, on behalf of the worker that is about to start on this machine: then jobs
-    can be submitted for exactly those."""
+    """Tell the ledger which images are here, on behalf of the worker that is about to start on this machine. Jobs that
+    are submitted before it has started can then be pinned to these images."""
     import asyncio
 
     from api.connections import store
@@ -80,7 +80,7 @@ def report() -> None:
     engine = Engine(settings().docker_timeout)
     try:
         names, digests = asyncio.run(engine.call(engine.images))
-    except (SandboxLost, SetupError):  # the worker will find out, and say what to do
+    except (SandboxLost, SetupError):  # the worker will fail for the same reason, with a better message
         return
     finally:
         engine.close()
@@ -110,7 +110,7 @@ def _redis() -> "Finding":
     finally:
         client.close()
     policy, log = facts.get("maxmemory_policy", "unknown"), "on" if facts.get("aof_enabled") else "off"
-    advice = "" if policy == "noeviction" else " (noeviction is better: what it evicts is queued again, but late)"
+    advice = "" if policy == "noeviction" else " (noeviction is better: an evicted message delays jobs)"
     found = f"{before}version {facts['redis_version']}, append-only log {log}, maxmemory-policy {policy}{advice}"
     return Finding(name, True, found)
 

@@ -154,7 +154,7 @@ def _label(name: str, values: Mapping[str, Score]) -> Table:
 
 
 def _line(text: str) -> str:
-    """Text of others, on one line."""
+    """Text from a caller or a program, safe for a terminal and on one line."""
     return plain(text).replace("\n", " ")
 
 

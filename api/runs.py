@@ -33,13 +33,13 @@ ROOM = 10.0
 """Times the CPU time of its reference solution that a calibrated limit gives a sample."""
 SAY_SECONDS = 5.0
 STUCK_SECONDS = 20.0
-"""How long nothing may happen until somebody is told why."""
+"""Seconds without progress after which the user is told why."""
 
 _notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 
 def say(text: str) -> None:
-    """Print what is not a result: stdout carries results only."""
+    """Print a note to stderr, since stdout carries results only."""
     _notes.print(plain(text))
 
 
@@ -116,7 +116,7 @@ class Run:
 
 
 def _with(spec: JobSpec, cpu_seconds: float) -> JobSpec:
-    """With so much CPU time, and as much more wall time, as far as the operator allows."""
+    """The job with this CPU limit, and with its wall limit scaled alike, as far as the operator allows."""
     limits = spec.limits
     wall = limits.wall_seconds and limits.wall_seconds * cpu_seconds / limits.cpu_seconds
     given = Limits(**limits.model_dump() | {"cpu_seconds": cpu_seconds, "wall_seconds": wall})
@@ -162,10 +162,10 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
 
 
 def _explain(batch: BatchHandle, servers: Servers) -> None:
-    """Say why nothing happens, if there is a reason. With a worker of its own, the run cannot wait for another one."""
+    """Say why nothing happens, if there is a reason. A run with a private worker fails: no other worker can come."""
     why = reasons(batch.id)
     if why and servers.private:
-        raise SetupError(f"{'; '.join(why)}; --force runs the file anew, with the images that are here now")
+        raise SetupError(f"{'; '.join(why)}; --force runs the whole file again, with the images that are here now")
     for reason in why:
         say(reason)
 

@@ -1,7 +1,6 @@
-"""Whether the rows agree with each other, and how to make them: for `evalpool db check`.
+"""Finds and repairs rows that contradict each other, for `evalpool db check`.
 
-Nothing here should ever be found. It is there for databases that older versions, crashes of the database itself or
-somebody's own SQL have left in a state that no statement of ours makes.
+Our own statements never leave such rows. Older versions, a crash of the database or manual SQL can.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +25,18 @@ FINAL = (State.FINISHED, State.CANCELLED)
 
 @dataclass(frozen=True)
 class Finding:
-    """One kind of disagreement."""
+    """One kind of inconsistency."""
 
     what: str
-    """In words."""
+    """What is wrong, in words."""
     remedy: str
-    """What the repair does, or has done."""
+    """What the repair does."""
     ids: Sequence[str]
-    """The jobs or batches it is about."""
+    """The jobs or batches that are affected."""
 
 
 def audit(store: Store, *, repair: bool) -> list[Finding]:
-    """Every kind of disagreement that was found. With `repair`, none is left."""
+    """Every kind of inconsistency that was found. With `repair`, they are repaired."""
     found = []
     for what, remedy, look, mend in _KINDS:
         with store.database.read() as db:
@@ -109,7 +108,7 @@ def _recount(db: Connection, ids: Sequence[str]) -> None:
 _Kind = tuple[str, str, Callable[[Connection], list[str]], Callable[[Connection, Sequence[str]], Any]]
 _KINDS: tuple[_Kind, ...] = (
     ("jobs have ended without a result", "they are run again", _without_result, _run_again),
-    ("jobs have a result, but are not in the state it gives them", "they get that state", _with_result, _end),
-    ("jobs wait for the result of one that has ended or is gone", "they get it, or run", _forgotten_twins, _serve),
-    ("batches are not counted right", "they are counted again", _miscounted, _recount),
+    ("jobs have a result, but not the state that goes with it", "they get that state", _with_result, _end),
+    ("jobs wait for a job that has ended or is missing", "they get its result, or run", _forgotten_twins, _serve),
+    ("batches have wrong counts", "they are counted again", _miscounted, _recount),
 )

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import InvalidJob
 
 MAX_ITEMS = 10_000
-"""Entries of any list or object of a job. Each wrong one is an error to pydantic, and takes a kilobyte of memory."""
+"""Entries of any list or object in a job. Pydantic keeps an error of about a kilobyte for each wrong entry."""
 
 
 class Given(BaseModel):
@@ -18,7 +18,7 @@ class Given(BaseModel):
     def __init__(self, /, **fields: Any) -> None:
         for name, value in (("fields", fields), *fields.items()):
             if isinstance(value, list | tuple | dict) and len(value) > MAX_ITEMS:
-                raise InvalidJob(f"{name}: {len(value):,} entries; at most {MAX_ITEMS:,} are taken")
+                raise InvalidJob(f"{name}: {len(value):,} entries; at most {MAX_ITEMS:,} are allowed")
         try:
             super().__init__(**fields)
         except ValidationError as error:

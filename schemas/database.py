@@ -28,8 +28,8 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
     """The database's own clock, in seconds since 1970: the one clock that all workers share.
 
-    SQLite has none of its own, only the wall clock of each process, and leases must not run out because somebody sets
-    that. Its clock is the seconds since boot, which never jump, plus what the table `clocks` says.
+    SQLite has no clock of its own, only the wall clock of the machine, and leases must not expire because somebody sets
+    that clock. So its clock is the seconds since boot, which never jump, plus an offset from the table `clocks`.
     """
 
     type = Float()
@@ -50,12 +50,12 @@ class Database:
     """A connection pool to one database whose schema is known to be ours."""
 
     def __init__(self, url: str, *, upgrade: bool = False) -> None:
-        """Open it. An empty database gets our tables; one of an older version is refused, since workers of that version
-        may be using it, unless `upgrade` is set."""
+        """Open it. An empty database gets our tables. A database of an older version is refused unless `upgrade` is
+        set, since workers of that version may still use it."""
         self.url = make_url(url)
         self.engine = _sqlite(url) if self.url.get_backend_name() == "sqlite" else _postgresql(url)
         self.upgraded_from = self._migrate(upgrade)
-        """The schema it had before; `None` if that was ours."""
+        """The schema it had before it was upgraded; `None` if it was up to date."""
         if self.engine.dialect.name == "sqlite":
             self._set_clock()
 
@@ -76,7 +76,7 @@ class Database:
         self.engine.dispose()
 
     def _migrate(self, upgrade: bool) -> str | None:
-        """Give an empty database our schema, or an older one if that is wanted; refuse one we do not know."""
+        """Create our schema in an empty database, and upgrade an older one if `upgrade` is set. Refuse all others."""
         script = ScriptDirectory(str(MIGRATIONS))
         head = script.get_current_head()
         name = self.url.render_as_string()
@@ -110,7 +110,7 @@ class Database:
         return found or "none"
 
     def _set_clock(self) -> None:
-        """Agree on the time, once for each boot of the machine; later processes take what the first one has set."""
+        """Set the offset of the clock, once for each boot of the machine. Later processes use the same offset."""
         boot_id = _boot_id()
         with self.read() as connection:
             known = connection.execute(text("SELECT 1 FROM clocks WHERE boot_id = :boot_id"), {"boot_id": boot_id})
@@ -150,14 +150,14 @@ def _revision(connection: Connection) -> str | None:
 
 
 def since_boot() -> float:
-    """Seconds since this machine was started: the same for every process, and nobody can set them."""
+    """Seconds since this machine was started. They are the same for every process, and nobody can set them."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _boot_id() -> str:
     try:
         return BOOT_ID.read_text().strip()
-    except OSError:  # not Linux: the hour of the boot will do
+    except OSError:  # not Linux: the hour of the boot is precise enough
         return str(round((time.time() - since_boot()) / 3600))
 
 

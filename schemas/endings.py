@@ -1,5 +1,5 @@
-"""How jobs end. Whoever moves a job's row to a final state writes its result, in the same transaction: so every job
-gets exactly one. The counts of its batch move with it, and so do the jobs that wait for the same result."""
+"""How jobs end. The transaction that moves a job to a final state also writes its result, so that every job gets just
+one. It also updates the counts of the batch, and ends the twins that wait for this result."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -17,7 +17,7 @@ from schemas.verdict import State, Verdict
 OPEN = (State.QUEUED, State.RUNNING, TWIN, HELD)
 """The states of jobs that have no result yet."""
 WAITING = (State.QUEUED, TWIN, HELD)
-"""Those of them that nobody runs."""
+"""The states of jobs that have no result yet and are not running."""
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _results = SQLModel.metadata.tables["results"]
@@ -28,7 +28,7 @@ _BLANK = ResultRow(job_id="", batch_id="", verdict="", finished_at=0, size=0).mo
 
 
 def record(db: Connection, results: Sequence[Result], writer: str) -> set[str]:
-    """Store the results of jobs that have none yet. Which jobs have got one, those that share one included."""
+    """Store the results of jobs that have none yet. Returns the jobs that got a result, their twins included."""
     by_id = {result.job_id: result for result in reversed(results)}  # the first one of a job wins
     locked = lock(db, by_id.keys(), OPEN)
     for state in (State.FINISHED, State.CANCELLED):
@@ -43,7 +43,7 @@ def record(db: Connection, results: Sequence[Result], writer: str) -> set[str]:
 
 
 def end(db: Connection, which: Any, verdict: Verdict, detail: str, writer: str = "") -> set[str]:
-    """Give these jobs a result without a run. Which jobs have got one, those that share one included."""
+    """Give these jobs a result without running them. Returns the jobs that got one, their twins included."""
     ended = db.scalars(
         update(_jobs)
         .where(which, _jobs.c.state.in_(OPEN))
@@ -65,8 +65,8 @@ def end(db: Connection, which: Any, verdict: Verdict, detail: str, writer: str =
 
 
 def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str]:
-    """Give the twins of those that have a verdict their results; where the leader failed by our own fault or was
-    cancelled, put a twin into the queue instead. Which jobs have got a result."""
+    """Give the twins of these leaders copies of their results. If a leader failed by our own fault or was cancelled,
+    queue one of its twins instead. Returns the jobs that got a result."""
     served: set[str] = set()
     while leaders:
         waited_for = db.scalars(select(_jobs.c.twin_of).where(twins.of(leaders)).distinct()).all()
@@ -84,14 +84,14 @@ def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str
 
 
 def lock(db: Connection, job_ids: Iterable[str], states: Collection[str]) -> list[str]:
-    """Those of these jobs that are in one of the states, kept from changing. All writers lock in the order of the ids,
-    so that no two of them wait for each other."""
+    """Lock those of these jobs that are in one of the states, and return their ids. All writers lock rows in the order
+    of their ids, so that they cannot deadlock."""
     rows_of = select(_jobs.c.id).where(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(states))
     return list(db.scalars(rows_of.order_by(_jobs.c.id).with_for_update()))
 
 
 def tally(db: Connection, counts: Counter[tuple[str, str]], writer: str) -> None:
-    """Add to the counts of batches, given by batch and verdict."""
+    """Add these numbers, by batch id and verdict, to the counts of batches."""
     if not counts:
         return
     add = upsert(db, _tallies)
@@ -108,7 +108,7 @@ def tally(db: Connection, counts: Counter[tuple[str, str]], writer: str) -> None
 
 
 def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> set[str]:
-    """Store rows of results, and count them. A result that is there already stays as it is."""
+    """Store rows of results, and count them. A result that exists already stays as it is."""
     if not results:
         return set()
     new = set(db.scalars(upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id), list(results)))
@@ -117,7 +117,7 @@ def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> s
 
 
 def _copy(db: Connection, leaders: Sequence[str], verdicts: dict[str, Verdict], writer: str) -> set[str]:
-    """Finish the twins of these with copies of their results; which ones."""
+    """Finish the twins of these leaders with copies of their results. Returns the ids of the twins."""
     done = db.execute(
         update(_jobs)
         .where(twins.of(leaders))
@@ -134,7 +134,7 @@ def _copy(db: Connection, leaders: Sequence[str], verdicts: dict[str, Verdict], 
 
 
 def _copy_rows(db: Connection, table: Any, job_ids: Sequence[str], **own: Any) -> None:
-    """The rows of their leaders, once more for each of these jobs."""
+    """Copy the rows of their leaders for each of these jobs."""
     columns = {column.name: own.get(column.name, column) for column in table.c}
     copies = select(*columns.values()).where(_jobs.c.id.in_(job_ids), table.c.job_id == _jobs.c.twin_of)
     db.execute(upsert(db, table).from_select(list(columns), copies).on_conflict_do_nothing())

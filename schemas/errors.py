@@ -2,11 +2,11 @@
 
 EvalpoolError
 ├── InvalidJob (ValueError)        the caller's input; names the field, and file and line where there is one
-├── IdempotencyConflict (ValueError)   this key was used for other jobs
+├── IdempotencyConflict (ValueError)   this key was used for different jobs
 ├── NotFound (LookupError)
 │   ├── JobNotFound
 │   └── BatchNotFound
-├── QueueUnavailable               Redis does not answer; the rows are safe and are published later
+├── QueueUnavailable               Redis does not answer; the rows are safe, and a worker finds them later
 ├── SchemaMismatch                 the database was made by another version of evalpool
 ├── SetupError                     this machine lacks something; the message says what to do
 └── SandboxLost                    our sandbox failed, not the program in it; the job is retried
@@ -24,11 +24,11 @@ class InvalidJob(EvalpoolError, ValueError):  # noqa: N818 - the names are the p
 
 
 class IdempotencyConflict(EvalpoolError, ValueError):  # noqa: N818
-    """The same idempotency key was used before, for other jobs. Nothing was written."""
+    """The same idempotency key was used before for different jobs. Nothing was written."""
 
     def __init__(self, key: str, batch_id: str, difference: str) -> None:
         self.batch_id = batch_id
-        super().__init__(f"idempotency_key: {key!r} belongs to batch {batch_id}, which has other jobs: {difference}")
+        super().__init__(f"idempotency_key: {key!r} belongs to batch {batch_id}, whose jobs differ: {difference}")
 
 
 class NotFound(EvalpoolError, LookupError):  # noqa: N818
@@ -50,13 +50,13 @@ class BatchNotFound(NotFound):
 
 
 class QueueUnavailable(EvalpoolError):  # noqa: N818
-    """The rows are committed, but Redis could not be told. A worker's reconciler publishes them later."""
+    """The rows are committed, but Redis could not be reached to wake a worker. A worker finds them at its next poll."""
 
     def __init__(self, batch_id: str, cause: str) -> None:
         self.batch_id = batch_id
         super().__init__(
-            f"batch {batch_id} is stored but could not be queued ({cause}); "
-            "it runs as soon as Redis and a worker are back, nothing needs to be submitted again"
+            f"batch {batch_id} is stored, but no worker could be woken ({cause}); "
+            "a running worker finds it within seconds, so it need not be submitted again"
         )
 
 

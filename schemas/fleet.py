@@ -1,4 +1,4 @@
-"""What the workers that are alive say of themselves: which images they have, and how they run programs."""
+"""What live workers report about themselves: which images they have, and how they run programs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -23,11 +23,11 @@ class Member(BaseModel):
     images: dict[str, str] = {}
     """Name → digest, of every image on its machine."""
     digests: tuple[str, ...] = ()
-    """The digests it has, those without a name included."""
+    """The digests of all images on its machine, including images without a name."""
     defaults: dict[str, str] = {}
-    """The images of jobs that name none, by the name of the setting."""
+    """Name of a setting → its default image, for jobs that name no image."""
     profile: str = ""
-    """How it runs programs: whatever else its results depend on."""
+    """How it runs programs: everything else that its results depend on."""
 
     @classmethod
     def of(cls, settings: Settings, names: dict[str, str], digests: Iterable[str]) -> "Member":
@@ -43,14 +43,14 @@ class Member(BaseModel):
 
 
 class Fleet(BaseModel):
-    """All of them."""
+    """All live workers of one database."""
 
     model_config = ConfigDict(frozen=True)
 
     members: tuple[Member, ...] = ()
 
     def settings(self, own: Settings) -> Settings:
-        """These settings, with the images that all workers agree on where nobody has chosen others here."""
+        """These settings, with the default images that all workers agree on. Images that are set here stay."""
         agreed: dict[str, Any] = {}
         for name in DEFAULTS:
             values = {member.defaults[name] for member in self.members if name in member.defaults}
@@ -59,19 +59,19 @@ class Fleet(BaseModel):
         return own.model_copy(update=agreed) if agreed else own
 
     def pin(self, name: str) -> str:
-        """The image of this name with the digest that most workers have for it, or the name alone if none has it."""
+        """This name with the digest that most workers have for it, or the name alone if no worker has the image."""
         found = Counter(digest for member in self.members if (digest := resolve(name, member.images)))
         return images.pinned(name, found.most_common(1)[0][0] if found else None)
 
     def has(self, image: str) -> bool:
-        """Whether some worker can run jobs of this image."""
+        """Whether at least one worker has this image."""
         digest, name = images.digest_of(image), images.name_of(image)
         return any(
             digest in member.digests if digest else resolve(name, member.images) is not None for member in self.members
         )
 
     def profile(self, own: Settings) -> str:
-        """How programs are run: as the workers say, or as these settings would have it where there is none."""
+        """How the workers run programs; if there is no worker, how one with these settings would run them."""
         return " | ".join(sorted({member.profile for member in self.members})) or profile(own)
 
 
@@ -81,7 +81,7 @@ def profile(settings: Settings) -> str:
 
 
 def resolve(name: str, known: dict[str, str]) -> str | None:
-    """The digest of an image by its name, which may lack the tag, or be the digest itself."""
+    """The digest of the image with this name. The name may lack a tag, or be the digest itself."""
     last = name.rpartition("/")[2]
     tagged = name if ":" in last or "@" in last else f"{name}:latest"
     return known.get(tagged) or (name if name in known.values() else None)

@@ -1,7 +1,7 @@
 """Which image a job runs in. It is decided when the job is submitted, and written as `NAME` or `NAME DIGEST`.
 
-A name such as `evalpool/python:3.11` can come to mean another image at any time; its digest cannot. A space parts the
-two, since no name of an image has one.
+A name such as `evalpool/python:3.11` can be given to another image at any time; a digest cannot. A space separates the
+two, since the name of an image cannot contain one.
 """
 
 from schemas.job import JobSpec
@@ -23,21 +23,21 @@ def pinned(name: str, digest: str | None) -> str:
 
 
 def name_of(image: str) -> str:
-    """What people call it."""
+    """The name of the image, without its digest."""
     return image.partition(" ")[0]
 
 
 def digest_of(image: str) -> str | None:
-    """Its digest, where that is decided."""
+    """The digest of the image, or `None` if it is not pinned."""
     return image.partition(" ")[2] or None
 
 
 def exact(image: str) -> str:
-    """What to ask Docker for: the digest, or the name where there is no digest."""
+    """What to ask Docker for: the digest, or the name if the image is not pinned."""
     return image.rpartition(" ")[2]
 
 
 def say(image: str) -> str:
-    """For people, short."""
+    """A short form for messages: the name and the start of the digest."""
     digest = digest_of(image)
     return f"{name_of(image)} ({digest[:19]}…)" if digest else name_of(image)

@@ -14,7 +14,7 @@ class Lease:
     batch_id: str
     spec: JobSpec
     image: str | None = None
-    """What it runs in, as `schemas.images` writes it."""
+    """The image it runs in, in the form of `schemas.images`."""
     attempt: int
     created_at: float
     started_at: float

@@ -1,4 +1,4 @@
-"""Long texts are compressed in the database: outputs of programs are mostly repetitive."""
+"""Compresses long texts in the database, since outputs of programs are mostly repetitive."""
 
 import base64
 import binascii
@@ -9,7 +9,7 @@ from sqlalchemy import Text
 from sqlalchemy.types import TypeDecorator
 
 LONG = 4096
-"""Characters from which on a text is worth compressing."""
+"""Texts of at least this many characters are compressed."""
 MARK = "\x01z:"
 """The beginning of a compressed text."""
 
@@ -21,16 +21,16 @@ class Packed(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, _dialect: Any) -> str | None:
-        """A text on its way into the database."""
+        """Compress a text on its way into the database."""
         return None if value is None else pack(value)
 
     def process_result_value(self, value: str | None, _dialect: Any) -> str | None:
-        """A text on its way out."""
+        """Decompress a text on its way out of the database."""
         return None if value is None else unpack(value)
 
 
 def pack(text: str) -> str:
-    """The text as it is stored. One that looks like a packed text is packed, whatever its length."""
+    """The text as it is stored. A text that begins with the mark is always packed, so that `unpack` restores it."""
     marked = text.startswith(MARK)
     if len(text) < LONG and not marked:
         return text

@@ -1,4 +1,4 @@
-"""Files that only their owner may read: rows and logs hold programs, their outputs and what they were asked."""
+"""Files that only their owner may read: rows and logs contain programs, their inputs and their outputs."""
 
 import os
 from contextlib import suppress
@@ -8,8 +8,8 @@ from schemas.errors import SetupError
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone. One that is there already stays as it
-    is: it may be shared on purpose."""
+    """Create a folder, and its missing parents, for this user only. An existing folder keeps its mode: it may be shared
+    on purpose."""
     if path.is_dir():
         return
     private_folder(path.parent)
@@ -19,7 +19,7 @@ def private_folder(path: Path) -> None:
 
 
 def private_file(path: Path) -> None:
-    """Make a file, or narrow the one that is there, so that only this user can read it."""
+    """Create a file that only this user can read, or change the mode of an existing one accordingly."""
     private_folder(path.parent)
     # An existing file is not opened: closing it again would drop the locks that SQLite holds on it in this process.
     with suppress(FileExistsError):
@@ -28,19 +28,19 @@ def private_file(path: Path) -> None:
 
 
 def private_database(path: Path) -> None:
-    """The same for a file of SQLite, and for those that it keeps beside it: new ones get the mode of the first."""
-    if str(path).startswith("file:"):  # a URI with a syntax of its own; who writes one takes care of the file
+    """The same for a SQLite file and the files beside it. SQLite creates new ones with the mode of the database."""
+    if str(path).startswith("file:"):  # not a path but a SQLite URI, whose author takes care of the file
         return
     try:
         private_file(path)
     except OSError as error:
         raise SetupError(
-            f"the database {path} cannot be made ({error.strerror}): set EVALPOOL_STATE_DIR or EVALPOOL_DATABASE_URL"
+            f"the database {path} cannot be created ({error.strerror}): set EVALPOOL_STATE_DIR or EVALPOOL_DATABASE_URL"
         ) from None
     for suffix in ("-wal", "-shm", "-journal"):
         _narrow(path.with_name(path.name + suffix))
 
 
 def _narrow(path: Path) -> None:
-    with suppress(OSError):  # it is not there, or somebody else's and not ours to narrow
+    with suppress(OSError):  # the file does not exist, or belongs to another user
         path.chmod(0o600)

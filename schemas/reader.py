@@ -21,7 +21,7 @@ from schemas.verdict import State, Verdict
 T = TypeVar("T")
 
 AT_ONCE = 16 << 20
-"""Characters of results that are read at once: a batch of loud programs must not fill the memory."""
+"""Characters of results that are read at once: a batch with large outputs must not fill the memory."""
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _batches = SQLModel.metadata.tables["batches"]
@@ -34,7 +34,7 @@ _QUEUED, _RUNNING = (
     text("jobs.state = 'queued'"),
     text("jobs.state = 'running'"),
 )  # spelt out: only then do partial indexes apply
-# rows of older versions do not say it
+# rows of older versions have no size
 _size = func.coalesce(_results.c.size, func.length(_results.c.stdout) + func.length(_results.c.stderr))
 _joined = (_results, _jobs.c.task_id, _jobs.c.sample_id, _jobs.c.labels, _jobs.c.created_at)
 
@@ -71,7 +71,7 @@ class Reader:
         return State.QUEUED if found in (TWIN, HELD) else State(found)
 
     def progress(self, batch_id: str) -> Progress:
-        """How many jobs of a batch are in which state, and which verdicts there are; whatever its size, a few rows."""
+        """How many jobs of a batch are in which state, and which verdicts there are; reads few rows for any size."""
         verdicts = (
             select(_tallies.c.verdict, func.sum(_tallies.c.count))
             .where(_tallies.c.batch_id == batch_id)
@@ -94,7 +94,8 @@ class Reader:
             return set(db.scalars(select(_results.c.job_id).where(_results.c.batch_id == batch_id)))
 
     def results(self, job_ids: Sequence[str]) -> Iterator[list[Result]]:
-        """The results there are among these jobs, in parts that fit into memory, each in the order of submission."""
+        """The results of these jobs, as far as they exist, in parts that fit into memory. Each part is in the order of
+        submission."""
         for part in rows.parts(job_ids):
             sizes = select(_results.c.job_id, _size).where(_results.c.job_id.in_(part))
             with self.database.read() as db:
@@ -130,7 +131,7 @@ class Reader:
             yield from rows_of
 
     def specs(self, job_ids: Sequence[str]) -> dict[str, JobSpec]:
-        """What these jobs were asked to run, as far as this version can read it."""
+        """The specs of these jobs, without those that this version cannot read."""
         found: dict[str, JobSpec] = {}
         with self.database.read() as db:
             for part in rows.parts(job_ids):
@@ -140,20 +141,20 @@ class Reader:
         return found
 
     def stored(self, batch_id: str, start: int, count: int) -> list[str]:
-        """The specs of some jobs of a batch, as JSON, from its `start`-th on."""
+        """The specs of up to `count` jobs of a batch, as JSON, from its `start`-th on."""
         span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + count)
         with self.database.read() as db:
             return list(db.scalars(select(_jobs.c.spec).where(span).order_by(_jobs.c.seq)))
 
     def fleet(self, seconds: float) -> Fleet:
-        """The workers that have been seen within so many seconds."""
+        """The workers whose last heartbeat is at most so many seconds old."""
         alive = select(_workers.c.about).where(_workers.c.seen_at > clock() - seconds).order_by(_workers.c.name)
         with self.database.read() as db:
             return Fleet(members=tuple(Member.model_validate_json(about) for about in db.scalars(alive)))
 
     def waiting(self, batch_id: str) -> list[tuple[str | None, bool, int]]:
-        """What the waiting jobs of a batch wait for: the image, whether some version of evalpool cannot read them, and
-        how many there are. It reads the whole batch, for people who ask why nothing happens."""
+        """The queued jobs of a batch, grouped: their image, whether a worker's version could not read them, and how
+        many there are. It reads the whole batch, so it is only for people who ask why nothing happens."""
         left = and_(_jobs.c.worker.like("version %"), _jobs.c.lease_until > clock())
         unread = func.coalesce(left, False)
         query = select(_jobs.c.image, unread, func.count()).where(_jobs.c.batch_id == batch_id, _QUEUED)
@@ -172,7 +173,7 @@ class Reader:
 
 
 def _by_size(found: Sequence[tuple[T, int]]) -> Iterator[list[T]]:
-    """Results in parts that fit into memory; one that does not comes alone."""
+    """Split results into parts that fit into memory. A result that is too large is a part of its own."""
     part: list[T] = []
     total = 0
     for each, size in found:

@@ -34,7 +34,7 @@ class Metrics(BaseModel):
     limit_share: float = 0.0
     """How much of its tightest limit (CPU time, wall time, memory) it used: 1 is all of it."""
     rerun: bool = False
-    """It did not end in time since others had its CPU, or its sandbox was paused: this is its second run."""
+    """This is its second run: the first reached its wall limit while others used its CPU or its sandbox was paused."""
 
 
 class CaseResult(BaseModel):

@@ -34,19 +34,19 @@ def batch_of(job: str) -> str:
 
 
 def parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """As many ids at a time as fit in a statement."""
+    """Split ids into parts that fit into one statement."""
     for start in range(0, len(ids), IDS_AT_ONCE):
         yield ids[start : start + IDS_AT_ONCE]
 
 
 def rank(priority: Priority, turn: float, place: int) -> float:
-    """When a job's turn comes. The n-th job of a submission, from 0, gets the n-th turn from now on: submissions share
-    the slots, and a priority is a head start."""
+    """The turn of the job at this place, from 0, of a submission. The n-th job gets the n-th turn from now on, so that
+    submissions share the slots. A higher priority is a head start."""
     return turn + 1 + place * STRIDE[priority] + HEAD_START[priority]
 
 
 def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float, *, first: int = 0) -> dict[str, Any]:
-    """The row of a job that waits; `first` is the place in the batch at which this submission began."""
+    """The row of a new job; `first` is the place in the batch at which this submission began."""
     return {
         "id": job_id(batch_id, seq),
         "batch_id": batch_id,
@@ -63,7 +63,7 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float, *, first: int =
 
 
 def lease_of(row: Any) -> Lease:
-    """A row of `jobs` that was just claimed. `ValidationError` if its spec is not one that this version can read."""
+    """The lease of a row of `jobs` that was just claimed. `ValidationError` if this version cannot read its spec."""
     return Lease(
         job_id=row.id,
         batch_id=row.batch_id,
@@ -77,7 +77,7 @@ def lease_of(row: Any) -> Lease:
 
 
 def result_row(result: Result) -> dict[str, Any]:
-    """The row of a result. Texts that one of its cases has as well are left to the row of that case."""
+    """The row of a result. If a case has the same output, the output is stored only in the row of that case."""
     texts = (result.stdout, result.stderr)
     decisive = next((case.index for case in result.cases if (case.stdout, case.stderr) == texts), None)
     own = {} if decisive is None else {"stdout": "", "stderr": ""}

@@ -17,9 +17,9 @@ from schemas.errors import SetupError
 PREFIX = "EVALPOOL_"
 ENV_FILE = "EVALPOOL_ENV_FILE"
 MACHINE_SOCKET = Path("/run/evalpool/redis/redis.sock")
-"""Of the Redis that `deploy/setup` starts where root calls it."""
+"""The socket of the Redis that `deploy/setup` starts if root runs it."""
 CHECKOUT = Path(__file__).absolute().parents[1]
-"""The folder evalpool runs from; a checkout if our `pyproject.toml` is there, else where packages are installed."""
+"""The folder evalpool runs from. It is a checkout if it has our `pyproject.toml`, otherwise a folder of packages."""
 
 
 def cgroup_cpus() -> int:
@@ -47,8 +47,8 @@ def _state_dir() -> Path:
 
 
 def _env_files() -> list[Path]:
-    """The files that settings are read from; the last one wins. Never one of the working directory, which may be a
-    stranger's: it could name his own database."""
+    """The files that settings are read from; the last one wins. The working directory is never searched: it may belong
+    to somebody else, whose `.env` could name a database of their own."""
     files = [CHECKOUT / ".env"] if (CHECKOUT / "pyproject.toml").is_file() else []
     if named := os.environ.get(ENV_FILE):
         files.append(Path(named).expanduser())
@@ -71,14 +71,14 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Where values come from, the first one first."""
+        """The sources of values; the first one that has a value wins."""
         try:
             return init_settings, env_settings, DotEnvSettingsSource(settings_cls, env_file=_env_files())
         except (OSError, UnicodeDecodeError) as error:
             raise SetupError(f"the file with the settings cannot be read: {error}") from None
 
     redis_url: str | None = Field(default=None, pattern=r"^(rediss?|unix)://")
-    """Where workers are woken. Unset: `evalpool run` starts a private server, all else uses the one of `queue_url`."""
+    """The Redis that wakes workers. Unset: `evalpool run` starts a private server, all else uses `queue_url`."""
     database_url: str | None = Field(default=None, pattern=r"^(sqlite|postgresql(\+psycopg)?)://")
     """Where rows live. Unset: SQLite in the state directory."""
     state_dir: Path = Field(default_factory=_state_dir)
@@ -96,7 +96,7 @@ class Settings(BaseSettings):
     max_attempts: int = Field(default=3, ge=1)
     """How often a job is tried before our own failures end it as `sandbox_error`."""
     max_cpu_seconds: float | None = Field(default=None, gt=0)
-    """The most that a job's limits may ask for; this and those below. Unset: what `Limits` itself allows."""
+    """The ceiling of a job's `limits.cpu_seconds`; the ones below are alike. Unset: `Limits` itself is the bound."""
     max_wall_seconds: float | None = Field(default=None, gt=0)
     max_memory_mib: int | None = Field(default=None, ge=1)
     max_processes: int | None = Field(default=None, ge=1)
@@ -108,13 +108,13 @@ class Settings(BaseSettings):
     grace_seconds: float = Field(default=30, ge=0)
     """How long a worker that is told to stop lets its running jobs go on; then they are put back."""
     reconcile_seconds: float = Field(default=3, ge=0.1)
-    """How often a worker looks for jobs by itself, and says that it is alive."""
+    """How often a worker polls the database for jobs, and writes its heartbeat."""
     visibility_seconds: float = Field(default=30, ge=1)
-    """How long a wake-up may be in a worker's hands until it is delivered again."""
+    """Seconds after which a wake-up that a worker has not acknowledged is delivered again."""
     redis_timeout: float = Field(default=30, gt=0)
     """Seconds until a silent connection to Redis is given up."""
     chunk: int = Field(default=32, ge=1, le=1000)
-    """Most jobs that a worker claims at once."""
+    """How many jobs a worker claims at once, at most."""
     runtime: str | None = None
     """Another OCI runtime for sandboxes, such as gVisor's `runsc`; the engine must know it by this name."""
     preload: tuple[str, ...] = ()
@@ -135,8 +135,8 @@ class Settings(BaseSettings):
 
     @property
     def queue_url(self) -> str:
-        """The Redis that we talk to. If none is named: the one that `deploy/setup` has started for this user or this
-        machine, where there is one that this user may use; else the usual port."""
+        """The Redis that we talk to. If none is named, this is the Redis that `deploy/setup` started for this user or
+        for this machine, provided that this user may use its socket; otherwise it is the usual port."""
         if self.redis_url is not None:
             return self.redis_url
         for place in (self.state_dir / "redis" / "redis.sock", MACHINE_SOCKET):
@@ -146,7 +146,7 @@ class Settings(BaseSettings):
 
     @property
     def broker_url(self) -> str:
-        """The same Redis, as Celery wants it written: it has other words for a socket than redis-py."""
+        """The URL of the same Redis for Celery, whose syntax for a socket differs from that of redis-py."""
         url = urlsplit(self.queue_url)
         if url.scheme != "unix":
             return self.queue_url

@@ -1,5 +1,5 @@
-"""Every query that changes rows, each with a sentence. Those that only read are in `schemas.reader`, how jobs end is in
-`schemas.endings`. What the rows do not say about a job is not known of it."""
+"""The queries that change rows, each with a sentence. Queries that only read are in `schemas.reader`, and those that
+end jobs are in `schemas.endings`. Nothing is known about a job but what its rows say."""
 
 import json
 import threading
@@ -23,15 +23,15 @@ from schemas.tables import CANCELLING, FILLING, HELD, QUEUEING, TWIN
 from schemas.verdict import Priority, State, Verdict
 
 PART = 500
-"""Jobs that one transaction changes at most: others wait for it."""
+"""Jobs that one transaction changes at most, since other transactions wait for it."""
 WHOLE = 5000
-"""Jobs of a batch that are stored in one transaction. Of larger ones, none is in the queue before all are stored."""
+"""Jobs of a batch that are stored in one transaction. The jobs of a larger batch are queued when all are stored."""
 UNREADABLE_SECONDS = 3600.0
-"""How long workers of a version that cannot read a job leave it to others."""
+"""How long workers of a version that cannot read a job leave it to other versions."""
 ABANDONED_SECONDS = 30.0
-"""After which time somebody else finishes what was begun with a batch."""
+"""After so many seconds, a worker finishes the queueing or cancelling of a batch that another process began."""
 LETTERS = 1000
-"""Messages that nobody could read, of which so many are kept: the latest."""
+"""How many unreadable messages are kept; older ones are deleted."""
 
 _jobs = SQLModel.metadata.tables["jobs"]
 _batches = SQLModel.metadata.tables["batches"]
@@ -44,15 +44,15 @@ _QUEUED, _RUNNING = text("jobs.state = 'queued'"), text("jobs.state = 'running'"
 
 @dataclass(frozen=True)
 class Claim:
-    """What a worker has got."""
+    """The result of a claim."""
 
     leases: list[Lease]
     unreadable: dict[str, str]
-    """Job id → why: jobs of a newer version, put back for workers that can read them."""
+    """Job id → reason: jobs of a newer version, which were put back for workers that can read them."""
 
     @property
     def count(self) -> int:
-        """How many jobs were found."""
+        """How many jobs were found, the unreadable ones included."""
         return len(self.leases) + len(self.unreadable)
 
 
@@ -62,8 +62,8 @@ class Store(Reader):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._lanes: dict[Priority, float] = {}
-        """The turn of the last single job of each priority. Single jobs of one process queue behind each other, as the
-        jobs of a batch do: each with a turn of its own, ten thousand of them would go before any batch."""
+        """The turn for the next single job of each priority. Single jobs of one process get consecutive turns, like the
+        jobs of a batch. If each got the current turn, ten thousand single jobs would all go before a batch."""
         self._lane = threading.Lock()
 
     # -- submission --------------------------------------------------------------------------------
@@ -95,7 +95,8 @@ class Store(Reader):
             elif stored != batch_id:
                 todo = db.scalar(select(_batches.c.todo).where(_batches.c.id == stored))
                 leaders = twins.leaders(stored, 0, digests, {}) if digests else {}
-        if todo == FILLING:  # in parts, so that nobody waits; a submission that was cut off is taken up here
+        # In parts, so that other transactions need not wait. An interrupted submission with this key is completed here.
+        if todo == FILLING:
             for start in range(0, len(specs), PART):
                 span = slice(start, start + PART)
                 added = [rows.job_row(stored, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
@@ -128,8 +129,8 @@ class Store(Reader):
         *,
         first: int = 0,
     ) -> set[str]:
-        """Store the jobs of a batch from its `start`-th on; `first` is where this submission began. Those that have a
-        leader (place in the batch → job id) get its result, now or when it is there; which of them have it now."""
+        """Store the jobs of a batch from its `start`-th on; `first` is where this submission began. Jobs with a leader
+        (place in the batch → job id) get its result as soon as it exists. Returns the jobs that got it already."""
         added = [rows.job_row(batch_id, start + i, spec, turn, first=first) for i, spec in enumerate(specs)]
         with self.database.write() as db:
             return _add(db, added, digests, leaders or {}, images)
@@ -140,13 +141,14 @@ class Store(Reader):
             return twins.known(db, digests)
 
     def finish(self, batch_id: str) -> int:
-        """Do what is left to do with a batch: put its stored jobs into the queue, or cancel them. Part by part, so that
-        nobody waits for it; how many jobs ended."""
+        """Do what is left to do with a batch: queue its stored jobs, or cancel them. This takes several transactions,
+        so that others need not wait long. Returns how many jobs ended."""
         ended = 0
         with self.database.read() as db:
             batch = db.execute(select(_batches.c.todo, _batches.c.total).where(_batches.c.id == batch_id)).one()
         starts = range(0, batch.total, PART) if batch.todo in (QUEUEING, CANCELLING) else range(0)
-        if batch.todo == CANCELLING:  # A twin comes behind its leader, and must not take its place to be cancelled too.
+        if batch.todo == CANCELLING:
+            # A twin comes after its leader. In forward order it would be queued in its leader's place, and might run.
             starts = starts[::-1]
         for start in starts:
             span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + PART)
@@ -161,7 +163,7 @@ class Store(Reader):
         return ended
 
     def abandoned(self) -> list[str]:
-        """Batches with which somebody has begun something that he has not finished in time."""
+        """Batches whose queueing or cancelling was begun `ABANDONED_SECONDS` ago and is not finished."""
         begun = func.coalesce(_batches.c.cancelled_at, _batches.c.created_at)
         which = (text("todo IS NOT NULL"), _batches.c.todo != FILLING, begun < clock() - ABANDONED_SECONDS)
         with self.database.read() as db:
@@ -172,8 +174,8 @@ class Store(Reader):
     def claim(
         self, count: int, worker: str, seconds: float, *, version: str = "", without: Collection[str] = ()
     ) -> Claim:
-        """Claim so many of the waiting jobs, in the order of their turns, but none that runs in an image of `without`;
-        each claim is one more attempt. Jobs that this version cannot read are put back, untried."""
+        """Claim up to `count` queued jobs in the order of their turns, except those with an image in `without`. Each
+        claim is one more attempt. Jobs that this version cannot read are put back untried."""
         mark = _unread(version)
         ours = or_(_jobs.c.lease_until.is_(None), _jobs.c.worker.not_in([worker, mark]), _jobs.c.lease_until < clock())
         which: list[Any] = [_QUEUED, _jobs.c.cancelled_at.is_(None), ours]
@@ -185,8 +187,8 @@ class Store(Reader):
                 .where(*which, _jobs.c.priority == priority.value)
                 .order_by(_jobs.c.rank)
                 .limit(count)
-                # PostgreSQL: what another worker is just claiming. Whoever else locks a waiting row wakes the workers
-                # when he has let go of it.
+                # PostgreSQL: skip what another transaction has locked, mostly another claim. The next wake-up or poll
+                # finds the rows that are still queued then.
                 .with_for_update(skip_locked=True)
                 .subquery()
             )
@@ -225,12 +227,12 @@ class Store(Reader):
         return Claim(leases, unreadable)
 
     def put_back(self, leases: Collection[Lease], worker: str) -> None:
-        """Put back jobs that were never tried; they get their attempt back."""
+        """Requeue jobs that were never tried; they get their attempt back."""
         self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": null()})
 
     def release(self, lease: Lease, worker: str, failure: str, shun: float = 0) -> None:
-        """Put a job back after a failure of ours; its worker leaves it to others for so many seconds."""
-        # Both, as the number of an attempt is used again after a job was put back untried.
+        """Requeue a job after a failure of ours. Its worker leaves it to other workers for `shun` seconds."""
+        # The number of an attempt alone does not tell leases apart: it is used again after a job was put back untried.
         mine = and_(_jobs.c.attempt == lease.attempt, _jobs.c.worker == worker)
         held = and_(_jobs.c.id == lease.job_id, mine, _RUNNING)
         failures = "\n".join([*lease.failures, failure.replace("\n", " ")])
@@ -257,17 +259,18 @@ class Store(Reader):
         return lost, cancelled
 
     def expire(self, max_attempts: int) -> int:
-        """Put back every job whose lease has run out, or end it after so many attempts; how many there were."""
+        """Requeue every job whose lease has expired, or end it after so many attempts. Returns how many there were."""
         expired = 0
         while True:
-            # In the order of the index: in that of the ids, SQLite reads every job there is.
+            # Ordered by the index's own column. Ordered by id, SQLite would walk the primary key of all jobs.
             late = select(_jobs.c.id).where(_RUNNING, _jobs.c.lease_until < clock()).order_by(_jobs.c.lease_until)
             with self.database.write() as db:
-                # Decided once, and locked from then on. Those that somebody is just renewing or finishing are not late.
+                # Locked, so that no worker can renew or finish them meanwhile. A row that another transaction has
+                # locked is skipped: its worker is just renewing or finishing it.
                 ids = list(db.scalars(late.limit(PART).with_for_update(skip_locked=True)))
                 if not ids:
                     return expired
-                chosen, detail = _jobs.c.id.in_(ids), f"its worker fell silent at the last of {max_attempts} attempts"
+                chosen, detail = _jobs.c.id.in_(ids), f"its lease expired in the last of {max_attempts} attempts"
                 stopped = and_(chosen, _jobs.c.cancelled_at.is_not(None))
                 endings.end(db, stopped, Verdict.CANCELLED, "cancelled while it ran")
                 endings.end(db, and_(chosen, _jobs.c.attempt >= max_attempts), Verdict.SANDBOX_ERROR, detail)
@@ -279,7 +282,7 @@ class Store(Reader):
     # -- workers -----------------------------------------------------------------------------------
 
     def report(self, member: Member) -> None:
-        """Note that a worker is alive, and what it says of itself."""
+        """Store the heartbeat of a worker, with what it reports about itself."""
         with self.database.write() as db:
             add = upsert(db, _workers).values(name=member.name, seen_at=clock(), about=member.model_dump_json())
             db.execute(
@@ -289,13 +292,13 @@ class Store(Reader):
             )
 
     def retire(self, name: str) -> None:
-        """Forget a worker that has ended, and those that have been silent for an hour."""
+        """Delete the row of a worker that has ended, and rows without a heartbeat for an hour."""
         gone = or_(_workers.c.name == name, _workers.c.seen_at < clock() - 3600)
         with self.database.write() as db:
             db.execute(delete(_workers).where(gone))
 
     def pin(self, batch_id: str, name: str, digest: str) -> str:
-        """Decide which image this name means to all jobs of a batch; the digest that it has from now on."""
+        """Pin this name of an image for all jobs of a batch, unless it is pinned already. Returns the pinned digest."""
         with self.database.write() as db:
             row = select(_batches.c.pins).where(_batches.c.id == batch_id).with_for_update()
             pins: dict[str, str] = json.loads(db.scalar(row) or "{}")
@@ -305,7 +308,7 @@ class Store(Reader):
             return pins[name]
 
     def bury(self, worker: str, reason: str, body: str) -> None:
-        """Keep a message that nobody could read, and forget the oldest of many."""
+        """Keep a message that nobody could read. If there are too many, the oldest are deleted."""
         with self.database.write() as db:
             db.execute(insert(_letters).values(worker=worker, reason=reason, body=body, arrived_at=clock()))
             latest = select(func.max(_letters.c.id)).scalar_subquery()
@@ -323,7 +326,7 @@ class Store(Reader):
     def cancel(self, *, batch_id: str | None = None, job_id: str | None = None) -> int:
         """End the waiting jobs of a batch, or one job, and ask for the end of the running ones; how many ended here."""
         with self._lane:
-            self._lanes.clear()  # what is cancelled takes no turns
+            self._lanes.clear()  # later single jobs must not wait for the turns of cancelled ones
         if job_id is not None:
             with self.database.write() as db:
                 return _cancel(db, [job_id])
@@ -336,7 +339,7 @@ class Store(Reader):
     # ----------------------------------------------------------------------------------------------
 
     def _turn(self, db: Connection, specs: Sequence[JobSpec]) -> float:
-        """From which turn on the jobs of a submission have theirs."""
+        """The turn at which a submission starts."""
         turn = db.scalar(select(_turns.c.value)) or 0.0
         if len(specs) == 1:
             priority = specs[0].priority
@@ -346,7 +349,7 @@ class Store(Reader):
         return turn
 
     def _untried(self, held: Mapping[str, int], worker: str, values: Mapping[str, Any]) -> None:
-        """Put jobs back (job id → attempt) as if they had not been claimed."""
+        """Requeue jobs (job id → attempt) as if they had not been claimed."""
         with self.database.write() as db:
             locked = endings.lock(db, held, [State.RUNNING])
             for attempt in set(held.values()):
@@ -357,7 +360,7 @@ class Store(Reader):
 
 
 def _unread(version: str) -> str:
-    """What stands in the place of the worker while a job waits for one of another version."""
+    """The value of the column `worker` while a job waits for a worker of another version."""
     return f"version {version}"
 
 
@@ -390,16 +393,16 @@ def _add(
     images: Sequence[str] | None,
     state: str = State.QUEUED,
 ) -> set[str]:
-    """The rows of some jobs of one batch. Those that are there already stay as they are: a submission that was cut off
-    may be taken up while its first process still runs. In a batch that was cancelled meanwhile, they end at once. Which
-    of them have the result of their leader by now."""
+    """Add the rows of some jobs of one batch. Existing rows stay as they are: a second process may resume a submission
+    while the first one still runs. If the batch was cancelled meanwhile, the jobs end at once. Returns the jobs that
+    got the result of their leader."""
     if not added:
         return set()
     batch = select(_batches.c.cancelled_at, clock()).where(_batches.c.id == added[0]["batch_id"])
     cancelled_at, now = db.execute(batch.with_for_update(read=True)).one()
     if cancelled_at is not None:
         leaders = {}
-    # A twin must be seen by whoever ends its leader, or must see that it has ended.
+    # The leaders are locked, so that none of them can end unnoticed while its twins are being added.
     waited_for = set(leaders.values())
     twins.hold(db, waited_for, read=True)
     for place, row in enumerate(added):
@@ -413,7 +416,7 @@ def _add(
 
 
 def _cancel(db: Connection, job_ids: Sequence[str]) -> int:
-    """End those that wait, and ask for the end of those that run; how many ended."""
+    """End the waiting jobs, and mark the running ones so that their workers stop them. Returns how many ended."""
     twins.hold(db, job_ids)
     which = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.OPEN))
     db.execute(update(_jobs).where(which).values(cancelled_at=clock()))
@@ -422,6 +425,6 @@ def _cancel(db: Connection, job_ids: Sequence[str]) -> int:
 
 
 def _end_cancelled(db: Connection, job_ids: Sequence[str]) -> None:
-    """Give those of these jobs that were put back, and whose end was asked for, their result."""
+    """End those of these jobs that were requeued after their cancellation."""
     which = and_(_jobs.c.id.in_(job_ids), _QUEUED, _jobs.c.cancelled_at.is_not(None))
     endings.end(db, which, Verdict.CANCELLED, "cancelled before it ran")

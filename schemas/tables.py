@@ -16,8 +16,8 @@ HELD = "held"
 """The state of a job whose batch is not completely stored yet; to its caller it is queued."""
 
 FILLING, QUEUEING, CANCELLING = "filling", "queueing", "cancelling"
-"""What is left to do with a batch: its submitter is storing its jobs, the stored jobs are being put into the queue, or
-they are being cancelled. Any worker can finish the last two."""
+"""What is left to do with a batch: its submitter is storing its jobs, the stored jobs are being queued, or the jobs are
+being cancelled. Any worker can finish the last two."""
 
 
 class BatchRow(SQLModel, table=True):
@@ -37,7 +37,7 @@ class BatchRow(SQLModel, table=True):
     todo: str | None = None
     """What is left to do with its jobs, where that takes more than one transaction."""
     pins: str | None = Field(default=None, sa_column=Column(Text))
-    """Image → digest as JSON, for images whose digest nobody knew at submission: the first claim decides it."""
+    """Name of an image → digest, as JSON, for images that no worker had at submission. The first claim pins them."""
 
 
 class JobRow(SQLModel, table=True):
@@ -46,8 +46,8 @@ class JobRow(SQLModel, table=True):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_batch", "batch_id", "seq", unique=True),
-        # Who is next, and whose worker has fallen silent: cheap whatever the number of other jobs. The image is in the
-        # index so that jobs which a worker cannot run are passed over without reading their rows.
+        # For claims and for expired leases, whose cost must not grow with the number of other jobs. The image is in the
+        # index so that a claim can skip jobs that the worker cannot run without reading their rows.
         Index("ix_jobs_queue", "priority", "rank", "image", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
         # How many of a batch are under way: without it, SQLite reads the whole batch.
@@ -67,18 +67,18 @@ class JobRow(SQLModel, table=True):
     sample_id: str | None = None
     labels: str | None = Field(default=None, sa_column=Column(Text))
     image: str | None = None
-    """The image it runs in, as `schemas.images` writes it; NULL in rows of older versions."""
+    """The image it runs in, in the form of `schemas.images`; NULL in rows of older versions."""
     priority: str
     rank: float
-    """Its turn: the lower goes first. See `rows.job_row`."""
+    """Its turn: the lower goes first. See `rows.rank`."""
     state: str = State.QUEUED
     attempt: int = 0
     """How many times a worker has claimed it."""
     worker: str | None = None
-    """While it runs: who runs it. While it waits: who leaves it to others until `lease_until`, by the worker's name or
-    by the version of evalpool that cannot read it."""
+    """While it runs: the worker that runs it. While it waits: the worker that leaves it to others until `lease_until`,
+    or the version of evalpool that cannot read it."""
     lease_until: float | None = None
-    """While it runs: when its worker counts as dead."""
+    """While it runs: when its lease expires. While it waits: see `worker`."""
     created_at: float
     started_at: float | None = None
     """Start of the latest attempt."""
@@ -102,7 +102,7 @@ class TurnRow(SQLModel, table=True):
 
 
 class WorkerRow(SQLModel, table=True):
-    """What a worker says of itself every few seconds."""
+    """The heartbeat of a worker, with what it reports about itself."""
 
     __tablename__ = "workers"
 
@@ -113,8 +113,8 @@ class WorkerRow(SQLModel, table=True):
 
 
 class ClockRow(SQLModel, table=True):
-    """One row, used with SQLite alone: what to add to the seconds since boot to get the time of day. Wall clocks jump;
-    this one does not, and all processes of the machine share it."""
+    """One row, used only with SQLite: the offset from the seconds since boot to the time of day. Unlike a wall clock,
+    this sum never jumps, and all processes of the machine share it."""
 
     __tablename__ = "clocks"
 
@@ -163,9 +163,9 @@ class ResultRow(Ran, table=True):
     shared_with: str | None = None
     """The job that was run instead of this one."""
     decisive: int | None = None
-    """The case whose output is the result's own: its texts are stored with the case alone."""
+    """The index of the case with the same output as the result. The output is stored only in the row of that case."""
     size: int | None = None
-    """Characters of all its texts, those of its cases included, so that readers can take a bounded part at a time."""
+    """Characters of all its outputs, its cases included, so that readers can fetch a bounded part at a time."""
     started_at: float | None = None
     finished_at: float
 
@@ -180,8 +180,8 @@ class CaseRow(Ran, table=True):
 
 
 class TallyRow(SQLModel, table=True):
-    """How many results of a verdict a batch has. Each writer adds to rows of its own, so that none waits for another;
-    the sum over all writers is the count."""
+    """How many results of a batch have a verdict. Each writer has rows of its own, so that writers do not wait for each
+    other. The sum over all writers is the count."""
 
     __tablename__ = "tallies"
 

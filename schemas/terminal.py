@@ -1,23 +1,23 @@
-"""Text from programs on a person's terminal: nothing in it may be obeyed by the terminal, or reorder what is read."""
+"""Escapes text from programs for a terminal: it must not control the terminal, nor change the order of what is read."""
 
 import re
 
 _UNSEEN = re.compile(
-    "[\x7f-\x9f"  # DEL and the C1 controls: one of them begins an escape sequence, as ESC and [ do
-    "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # directions, marks without width
-    "\ud800-\udfff\U000e0000-\U000e0fff]"  # halves of characters; tags
+    "[\x7f-\x9f"  # DEL and the C1 controls: U+009B begins an escape sequence, like ESC and [
+    "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # directions, zero-width characters
+    "\ud800-\udfff\U000e0000-\U000e0fff]"  # surrogates, tags
 )
 _OBEYED = re.compile(f"[\x00-\x08\x0b-\x1f]|{_UNSEEN.pattern}")
 
 
 def escaped(line: str) -> str:
-    r"""A line of JSON with such characters as `\uXXXX`, which means the same; those up to U+001F are escaped in any
-    JSON."""
+    r"""A line of JSON in which such characters are written as `\uXXXX`, which means the same. JSON itself escapes
+    characters up to U+001F."""
     return _UNSEEN.sub(_as_json, line)
 
 
 def plain(text: str) -> str:
-    r"""Any text with such characters as `\uXXXX`; lines and tabs stay."""
+    r"""Any text in which such characters are written as `\uXXXX`; line breaks and tabs stay."""
     return _OBEYED.sub(_as_json, text)
 
 

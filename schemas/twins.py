@@ -16,8 +16,8 @@ _UNSCORED = [verdict for verdict in Verdict if not verdict.scored]
 
 
 def hold(db: Connection, job_ids: Collection[str], *, read: bool = False) -> None:
-    """Keep these jobs from changing until the transaction ends, as far as they are open; with `read`, others may do the
-    same. Whoever ends a leader changes its twins: so whoever holds a twin holds first what it waits for."""
+    """Lock the open ones of these jobs until the transaction ends; with `read`, in share mode. A transaction that ends
+    a leader also locks its twins. To avoid deadlocks, a twin is therefore locked only together with its leaders."""
     while job_ids:
         family = _family(db, job_ids)
         unlocked = db.begin_nested()
@@ -26,11 +26,11 @@ def hold(db: Connection, job_ids: Collection[str], *, read: bool = False) -> Non
         if _family(db, job_ids) <= family:
             unlocked.commit()
             return
-        unlocked.rollback()  # A twin has got another leader meanwhile: that one has to be locked before it.
+        unlocked.rollback()  # A twin got another leader meanwhile, which must be locked with it: start again.
 
 
 def _family(db: Connection, job_ids: Collection[str]) -> set[str]:
-    """These jobs, those they wait for, and so on."""
+    """These jobs, their leaders, the leaders of those, and so on."""
     found, new = set[str](), set(job_ids)
     while new:
         found |= new
@@ -39,13 +39,13 @@ def _family(db: Connection, job_ids: Collection[str]) -> set[str]:
 
 
 def of(leaders: Collection[str]) -> Any:
-    """The condition that a row is a twin of one of these, and still waits for its result."""
+    """The SQL condition for twins of these leaders that still wait for their result."""
     return and_(TWINS, _jobs.c.twin_of.in_(leaders))
 
 
 def promote(db: Connection, leader: str) -> None:
-    """This leader has no result that says anything about the program: its first twin takes its place in the queue, and
-    the others wait for that one."""
+    """Queue the first twin of a leader whose result says nothing about the program. The other twins wait for that
+    one."""
     heir = db.scalar(select(func.min(_jobs.c.id)).where(of([leader])))
     if heir is not None:
         db.execute(update(_jobs).where(_jobs.c.id == heir).values(state=State.QUEUED, twin_of=None))

@@ -14,11 +14,11 @@ from worker.bell import Bell
 log = logging.getLogger("evalpool.announcer")
 
 WAITING = 100
-"""Messages that may wait for a slow Redis; beyond it they are left out, and whoever listens looks at the rows."""
+"""Messages that may wait for a slow Redis. Further ones are dropped: workers and clients poll the rows anyway."""
 
 
 class Announcer:
-    """Tells other workers of waiting jobs, and callers of finished ones. Nothing depends on it but their patience."""
+    """Tells other workers about waiting jobs, and callers about finished ones. Without it, both only take longer."""
 
     def __init__(self, settings: Settings) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis")
@@ -26,15 +26,15 @@ class Announcer:
         self._waiting = 0
 
     def wake(self, what: str) -> None:
-        """Say that there are jobs for whoever is free, without waiting for it."""
+        """Tell a free worker that there are jobs, without waiting for Redis."""
         self._submit(lambda: celery.wake(self._bell.client, what))
 
     def ring(self, job_ids: Iterable[str]) -> None:
-        """Say that these jobs have results, without waiting for it."""
+        """Say that these jobs have results, without waiting for Redis."""
         self._submit(lambda: self._bell.ring(job_ids))
 
     def close(self) -> None:
-        """Say what is still to be said, and let go of the thread and the connections."""
+        """Send the messages that still wait, then end the thread and close the connections."""
         self._thread.shutdown(wait=True)
         with suppress(redis.RedisError):
             self._bell.close()
@@ -48,7 +48,7 @@ class Announcer:
         self._waiting -= 1
         try:
             call()
-        except celery.UNREACHABLE as error:  # the others look at the rows every few seconds
-            log.warning("Redis could not be told: %s", error, extra={"action": "announce_failed"})
+        except celery.UNREACHABLE as error:  # workers and clients find the rows by polling
+            log.warning("a message to Redis failed: %s", error, extra={"action": "announce_failed"})
         except Exception:
-            log.exception("Redis could not be told", extra={"action": "bug"})
+            log.exception("a message to Redis failed", extra={"action": "bug"})

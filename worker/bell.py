@@ -12,7 +12,7 @@ from schemas.rows import batch_of
 from worker.celery import redis_client
 
 MESSAGE = 1 << 20
-"""Bytes of a message that is read; a worker rings for some hundred ids at a time."""
+"""Larger messages, in bytes, are ignored: a worker rings for a few hundred ids at a time."""
 
 
 def _channel(batch_id: str) -> str:
@@ -58,8 +58,8 @@ class Listener:
         self._pubsub, self._batch_id = pubsub, batch_id
 
     def wait(self, seconds: float) -> list[str] | None:
-        """The ids rung next; `None` when nothing was heard for so long, the bell is broken, or somebody else rang it:
-        then look at the rows."""
+        """The ids in the next message. `None` means that the caller should read the rows: no message came in time,
+        Redis failed, or the message was not from a worker."""
         try:
             message = self._pubsub.get_message(timeout=seconds)
         except (redis.RedisError, OSError, RuntimeError):
@@ -69,7 +69,7 @@ class Listener:
 
 
 def _ids(data: object, batch_id: str) -> list[str] | None:
-    """The ids in a message, or `None` if it is not one of ours: whoever reaches Redis can publish anything."""
+    """The ids in a message, or `None` if it is not one of ours: any client of Redis can publish anything."""
     if not isinstance(data, bytes) or len(data) > MESSAGE:
         return None
     try:

@@ -60,7 +60,7 @@ class Breaker:
             return
 
     def close(self) -> None:
-        """Look no more, and let go whoever waits: a worker that stops must not wait for it, whatever fails by then."""
+        """Stop looking, and release all waiters. It cannot open again, as a failure must not keep a worker alive."""
         self._over = True
         if self._looking is not None:
             self._looking.cancel()

@@ -13,7 +13,7 @@ from schemas.settings import settings
 from schemas.verdict import Priority
 
 RUN = "evalpool.run"
-"""The name of the only task. It carries nothing: which jobs are run is for the ledger to say."""
+"""The name of the only task. It has no arguments, since the ledger decides which jobs are run."""
 QUEUES = {priority: f"evalpool.{priority.value}" for priority in Priority}
 """One named queue per priority: Redis' own priorities would hide the backlog from every tool that looks at it."""
 UNREACHABLE = (OperationalError, KombuError, redis.RedisError, OSError)
@@ -24,7 +24,7 @@ app.conf.update(
     broker_url=settings().broker_url,
     result_backend=None,  # the ledger is the result store
     task_ignore_result=True,
-    task_acks_late=True,  # a worker that is busy takes no more messages than it has threads: others may be free
+    task_acks_late=True,  # a busy worker holds no more messages than it has threads, as others may be free
     task_acks_on_failure_or_timeout=True,  # the ledger retries, not the queue: no poison message circles
     worker_prefetch_multiplier=1,  # hoarded messages would wait here while another worker is idle
     worker_pool="threads",  # the sandboxes do the work; threads only wait for them
@@ -63,10 +63,10 @@ app.conf.update(
 
 
 def wake(client: "redis.Redis", what: str, priority: Priority = Priority.NORMAL) -> None:
-    """Make sure that a worker looks for jobs soon. `what` is for people who watch. Raises one of `UNREACHABLE`.
+    """Make sure that a worker looks for jobs soon. Monitors show `what`. Raises one of `UNREACHABLE`.
 
-    A message says that there are jobs, not which or how many: whoever gets it claims until nothing is left for it. So
-    one that still waits in its queue will do for any number of submissions.
+    A message only says that there are jobs, and the worker that receives it claims until nothing is left for it. So no
+    message is sent while another one waits in the queue.
     """
     queue = QUEUES[priority]
     if client.llen(queue):
@@ -77,7 +77,7 @@ def wake(client: "redis.Redis", what: str, priority: Priority = Priority.NORMAL)
             argsrepr=f"({what!r})",  # what monitors show
             queue=queue,
             producer=producer,
-            retry=False,  # the rows are safe, and workers look at them every few seconds anyway
+            retry=False,  # the rows are safe, and workers poll them every few seconds anyway
         )
 
 

@@ -33,7 +33,7 @@ LARGE = 1 << 18
 STARVED = 0.1
 """Of the wall limit: a program that had no CPU for longer, though it wanted one, is run again alone."""
 PATIENCE = 4
-"""Times the wall limit that it may then wait for a CPU: other programs of the machine are not ours to stop."""
+"""Times the wall limit that a second run may wait for a CPU or be paused: we cannot stop other programs."""
 BUSY = 0.8
 """Of the wall time: a program that had the CPU for so long was kept from it by its own processes alone."""
 CHECKER = Limits(cpu_seconds=10, output_bytes=1 << 16)
@@ -49,7 +49,7 @@ async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Set
     spec, image = lease.spec, lease.image or wanted(lease.spec, settings)
     try:
         ceilings.check(spec.limits, settings)
-    except InvalidJob as error:  # its submitter may not have this operator's settings; no other attempt would do
+    except InvalidJob as error:  # the submitter may have other settings; a second attempt would not help
         return finished(lease, Verdict.SANDBOX_ERROR, str(error), settings.worker_name)
     began = time.monotonic()
     await _equipped(spec, image, pool, artifacts, settings)
@@ -103,7 +103,8 @@ async def _equipped(spec: JobSpec, image: str, pool: Pool, artifacts: Artifacts,
     found = await artifacts.get(f"{image} {needed}", ask)
     if found.exit_code != 0:
         raise SetupError(
-            f"image: {name_of(image)} has no {needed}, which {spec.runs} needs; `evalpool images build code` has"
+            f"image: {name_of(image)} has no {needed}, which {spec.runs} needs; "
+            "`evalpool images build code` builds an image that has it"
         )
 
 
@@ -156,21 +157,21 @@ async def _run(
 async def _fairly(
     program: Program, shape: Shape, pool: Pool, *, fresh: bool, patience: bool
 ) -> tuple[Sandbox, float, Outcome | None, bool]:
-    """What it did, and where and when. It is run again if its sandbox was paused, and with patience, alone, if it was
-    starved; that is told."""
+    """What it did, in which sandbox and since when, and whether it was run again. A program is run again if its sandbox
+    was paused at the wall limit, or, with patience, if it was starved of CPU; in that case it runs alone."""
     sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
     starved = outcome is not None and patience and _starved(outcome, program.limits.wall)
     rerun = starved or (outcome is not None and _paused(outcome))
-    if rerun:  # the clock ran while others had its CPU, or nobody: that says nothing about the program
+    if rerun:  # the clock ran while the program could not: that says nothing about it
         patient = replace(program, patience=PATIENCE * program.limits.wall)
         sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=starved)
         if outcome is not None and _paused(outcome) and outcome.paused_seconds > patient.patience:
-            raise SandboxLost(f"the sandbox was stopped from outside, for {outcome.paused_seconds:.1f} s")
+            raise SandboxLost(f"the sandbox was paused from outside for {outcome.paused_seconds:.1f} s")
     return sandbox, started, outcome, rerun
 
 
 def _paused(outcome: Outcome) -> bool:
-    """Whether the wall limit ended it, and counted time in which its sandbox was stopped."""
+    """Whether the wall limit ended it after its sandbox had been paused."""
     return outcome.ended == "wall" and outcome.paused_seconds > 0
 
 

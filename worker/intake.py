@@ -1,4 +1,5 @@
-"""Which jobs a worker takes, and how many. Woken by a message or by itself, it claims until nothing is left for it."""
+"""Which jobs a worker claims, and how many. A message or its own polling wakes it; then it claims until nothing is left
+that it can run."""
 
 import asyncio
 import logging
@@ -24,11 +25,11 @@ from worker.pool import Pool
 log = logging.getLogger("evalpool.intake")
 
 CLAIM_SECONDS = 0.5
-"""How much work is claimed ahead: what is claimed is kept from other workers."""
+"""How much work is claimed ahead. It is little, since no other worker can take what is claimed."""
 IDLE_SECONDS = 1.0
-"""How long a claimed job may wait for a sandbox here before it goes back: another worker may be free."""
+"""How long a claimed job may wait for a sandbox before it is given back, as another worker may be free."""
 PINS = 1000
-"""Batches of which it is remembered what their images' names mean."""
+"""How many pinned images are cached."""
 
 
 class Intake:
@@ -50,20 +51,20 @@ class Intake:
         self._inventory, self._pool, self._needs, self._run = inventory, pool, needs, run
         self._database = needs[-1]
         self._usual_seconds = 0.01
-        """What a job takes, of late."""
+        """Moving average of the run time of a job."""
         self._open = True
         self._under_way = 0
-        """How many wake-ups are being followed."""
+        """How many wake-ups are being handled."""
         self._claiming = asyncio.Lock()
         self._freed = asyncio.Event()
-        """Set when a job is over, and there may be room for others."""
+        """Set when a job is over, so that there may be room for another."""
         self._pins: dict[tuple[str, str], str] = {}
         self._told: WeakSet[asyncio.Task[None]] = WeakSet()
-        """Jobs that were told to go back."""
+        """Tasks that were cancelled so that they requeue their job."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def follow(self) -> None:
-        """The way of a wake-up: claim jobs by their turns and run them, until nothing is left for this worker."""
+        """Handle a wake-up: claim jobs in the order of their turns and run them, until none is left for this worker."""
         self._under_way += 1
         try:
             while await self._able():
@@ -77,29 +78,29 @@ class Intake:
             self._under_way -= 1
 
     def look(self) -> None:
-        """Look for jobs without a message: it may be lost, or may have reached only workers that cannot run them."""
+        """Look for jobs without a message. It may be lost, or may have reached only workers that cannot run them."""
         if not self._under_way and self._room():
             task = asyncio.get_running_loop().create_task(self.follow())
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
     def over(self, seconds: float | None = None) -> None:
-        """A job is over; one that was run took so long."""
+        """Note that a job is over; `seconds` is its run time, if it was run."""
         if seconds is not None:
             self._usual_seconds += (max(seconds, 0.001) - self._usual_seconds) / 16
         self._freed.set()
 
     def close(self) -> None:
-        """Take no more."""
+        """Claim no more jobs."""
         self._open = False
         self._freed.set()
 
     async def closed(self) -> None:
-        """When the jobs that no message has asked for are over, too: nobody else waits for them."""
+        """Wait for the jobs that were claimed without a message, since no Celery thread waits for them."""
         await asyncio.gather(*self._background)
 
     async def keep(self) -> None:
-        """For ever: jobs that were expected to begin at once, and did not, go back to the queue."""
+        """For ever: give back claimed jobs that have waited for a sandbox longer than `IDLE_SECONDS`."""
         while True:
             await asyncio.sleep(IDLE_SECONDS / 4)
             late = time.monotonic() - IDLE_SECONDS
@@ -110,21 +111,23 @@ class Intake:
             ]
             if idle and self._open:
                 self._usual_seconds = max(self._usual_seconds, CLAIM_SECONDS)
-                log.info("%d jobs have waited too long here", len(idle), extra={"action": "given_back"})
+                log.info("%d jobs are given back after waiting for a slot", len(idle), extra={"action": "given_back"})
                 for task in idle:
-                    self._told.add(task)  # once: a second word would interrupt it on its way to the queue
+                    self._told.add(task)  # a second cancellation would interrupt the requeueing
                     task.cancel(PUT_BACK)
 
     def _room(self) -> int:
-        """How many more jobs to claim: what the slots need, and what they get done in a moment. Long jobs are claimed
-        one by one, so that others need not wait behind them; short ones when half of the stock is used up."""
+        """How many more jobs to claim: enough for the slots, and what they finish in `CLAIM_SECONDS`. Long jobs are
+        claimed one by one, so that none waits here while another worker is idle. Short jobs are claimed in bulk, when
+        half of the stock is used up."""
         slots, held = self._settings.slots, len(self._leases)
         ahead = int(slots * CLAIM_SECONDS / self._usual_seconds)
         return slots + ahead - held if held < slots or held <= slots + ahead // 2 else 0
 
     async def _able(self) -> bool:
-        """Wait until this worker can take jobs; False when it takes no more. Before it waits, it passes the wake-up on,
-        as others may be free. It cannot get it back: a wake-up that waits here occupies one of its few threads."""
+        """Wait until this worker can take jobs; False if it is closing. Before it waits, it sends another wake-up, as
+        other workers may be free. This cannot go on for ever: each waiting wake-up occupies one of the worker's few
+        Celery threads, and when all are occupied it receives no more messages."""
         if not (self._open and self._room() and all(need.is_closed for need in self._needs)):
             self._announcer.wake("passed on by a busy worker")
         for need in self._needs:
@@ -135,8 +138,8 @@ class Intake:
         return self._open
 
     async def _claim(self, count: int) -> list["asyncio.Task[None]"]:
-        """Claim so many jobs, if there are, and begin with them. Those whose image is not here go back untried, and
-        others are claimed in their place."""
+        """Claim up to `count` jobs and start them. Jobs whose image is not here are put back untried; if none is left
+        then, others are claimed."""
         while True:
             try:
                 claim = await self._leases.claim(count, self._inventory.absent)
@@ -150,10 +153,10 @@ class Intake:
             if claim.unreadable:
                 job_id, why = next(iter(claim.unreadable.items()))
                 log.warning(
-                    "%d jobs are left to workers of another version, as this one cannot read them: %s",
+                    "%d jobs are left to workers of another version, since this version cannot read them: %s",
                     len(claim.unreadable), why, extra={"action": "unreadable", "job": job_id},
                 )  # fmt: skip
-            if claim.count == count:  # there may be more, and others may be free
+            if claim.count == count:  # there may be more jobs, and other workers may be free
                 self._announcer.wake("more jobs wait")
             if leases or not claim.count:
                 tasks = [asyncio.get_running_loop().create_task(self._run(lease)) for lease in leases]
@@ -162,14 +165,14 @@ class Intake:
                 return tasks
 
     async def _settle(self, claimed: list[Lease]) -> list[Lease]:
-        """The leases whose image is here, each with its digest. The others are put back."""
+        """The leases whose image is here, each with the digest of the image. The others are put back."""
         settled, absent = [], []
         for lease in claimed:
             image = lease.image or images.wanted(lease.spec, self._settings)
             name, digest = images.name_of(image), images.digest_of(image)
             if digest is None and (local := self._inventory.resolve(name)):
                 digest = await self._pin(lease.batch_id, name, local)
-            # A row of an older version names no image, and so cannot be left out of the next claim.
+            # A row of an older version has no image, so that later claims could not skip it: it is run in any case.
             if lease.image is None or (digest and digest in self._inventory.digests):
                 settled.append(replace(lease, image=images.pinned(name, digest)))
             else:
@@ -180,7 +183,7 @@ class Intake:
         return settled
 
     async def _pin(self, batch_id: str, name: str, local: str) -> str:
-        """What this name of an image means to a batch, if that was not decided at its submission."""
+        """The digest of this image for a batch whose submission could not pin it."""
         known = self._pins.get((batch_id, name))
         if known is None:
             known = await self._ledger.call(Store.pin, batch_id, name, local)

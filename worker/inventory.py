@@ -1,4 +1,4 @@
-"""The images that this worker's engine has, as of a moment ago."""
+"""The images that this worker's engine has."""
 
 import logging
 
@@ -10,19 +10,19 @@ log = logging.getLogger("evalpool.inventory")
 
 
 class Inventory:
-    """Looked through every few seconds: images come, go and change their names while a worker runs."""
+    """Refreshed every few seconds, since images are added, removed and retagged while a worker runs."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.names: dict[str, str] = {}
         """Name → digest."""
         self.digests: frozenset[str] = frozenset()
-        """All digests, those without a name included."""
+        """The digests of all images, including images without a name."""
         self.absent: set[str] = set()
-        """Images that jobs have asked for and that are not here: such jobs are left to other workers."""
+        """Images that jobs need and that are not here. Jobs with these images are left to other workers."""
 
     async def refresh(self) -> None:
-        """Look through them. With the engine away, what was known before stands."""
+        """List the images again. If the engine does not answer, the last list stays."""
         try:
             self.names, self.digests = await self._engine.call(self._engine.images)
         except (SandboxLost, SetupError) as error:
@@ -31,20 +31,20 @@ class Inventory:
         self.absent = {image for image in self.absent if not self.has(image)}
 
     def resolve(self, name: str) -> str | None:
-        """The digest that this name has here, now."""
+        """The digest of the image that has this name here now."""
         return fleet.resolve(name, self.names)
 
     def pin(self, name: str) -> str:
-        """The image that this name means here, now."""
+        """This name with the digest that it has here now."""
         return images.pinned(name, self.resolve(name))
 
     def has(self, image: str) -> bool:
-        """Whether jobs of this image can be run here."""
+        """Whether jobs with this image can be run here."""
         digest = images.digest_of(image)
         return digest in self.digests if digest else self.resolve(image) is not None
 
     def miss(self, image: str) -> None:
-        """Take no more jobs of this image, until it is here."""
+        """Take no more jobs with this image until it is here."""
         if image not in self.absent:
             self.absent.add(image)
             log.warning(

@@ -26,7 +26,7 @@ class Leases:
         return len(self._held)
 
     async def claim(self, count: int, without: Collection[str]) -> Claim:
-        """The next so many jobs whose turn it is, or as many as there are; none that runs in one of these images."""
+        """Claim up to `count` jobs whose turn it is, except those with an image in `without`."""
         return await self._ledger.call(
             Store.claim, count, self._worker, self._seconds, version=version(), without=without
         )

@@ -68,10 +68,10 @@ def _drain(**_: Any) -> None:
 
 @app.steps["worker"].add
 class _Ending(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Celery can end by itself, as over a Redis that is full, and has no signal for that. It would wait for its threads
-    as long as there are jobs, and hear nothing meanwhile."""
+    """Celery can end by itself, for example when Redis is full, and sends no signal then. It would wait for its threads
+    as long as there are jobs, without receiving messages."""
 
-    requires = ("celery.worker.components:Pool",)  # what comes after it is stopped before it
+    requires = ("celery.worker.components:Pool",)  # a step that requires another one is stopped before it
 
     def stop(self, _worker: Any) -> None:
         if _runner is not None and not _runner.draining:

@@ -26,9 +26,8 @@ class Text(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         ids = " ".join(f"{name}={value}" for name, value in _fields(record).items())
-        line = plain(super().formatMessage(record)).replace(
-            "\n", "\n  "
-        )  # what a program said must not look like a line
+        # Indented, so that output of a program cannot pass for a line of the log.
+        line = plain(super().formatMessage(record)).replace("\n", "\n  ")
         return line + (f" ({ids})" if ids else "")
 
 

@@ -1,5 +1,5 @@
-"""Looks at the ledger every few seconds: for jobs whose worker fell silent, for batches that somebody left half done,
-and for jobs of which no message has told. Runs in every worker; that several do it at once does no harm."""
+"""Polls the ledger every few seconds: for expired leases, for batches whose queueing or cancelling was interrupted, and
+for waiting jobs. It runs in every worker, and several at once do no harm."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ log = logging.getLogger("evalpool.reconciler")
 
 
 class Reconciler:
-    """Makes the ledger's word good, whatever became of messages."""
+    """Makes progress certain even if messages are lost."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class Reconciler:
             await asyncio.sleep(self._settings.reconcile_seconds)
 
     async def look(self) -> None:
-        """Once. A step that fails does not keep the others from being taken."""
+        """Take every step once. A step that fails does not stop the others."""
         for step in (self._tell, self._expire, self._finish):
             try:
                 await step()
-            except Exception as error:  # the database is away, or a row is broken: the next look will do
+            except Exception as error:  # the database is away, or a row is broken: the next look tries again
                 self.counts["failed"] += 1
                 log.warning(
                     "could not reconcile (%s): %s", step.__name__.strip("_"), error,
@@ -51,20 +51,20 @@ class Reconciler:
         self._work()
 
     async def _tell(self) -> None:
-        """Say that this worker is alive, and what it can run."""
+        """Write the heartbeat of this worker, with the images that it has."""
         await self._ledger.call(Store.report, await self._report())
 
     async def _expire(self) -> None:
-        """Put back what has no live lease."""
+        """Requeue jobs whose lease has expired."""
         expired = await self._ledger.call(Store.expire, self._settings.max_attempts)
         if expired:
             self.counts["expired"] += expired
-            log.warning("%d jobs lost their worker", expired, extra={"action": "leases_expired"})
-            self._announcer.wake(f"{expired} jobs lost their worker")
+            log.warning("the leases of %d jobs have expired", expired, extra={"action": "leases_expired"})
+            self._announcer.wake(f"{expired} leases expired")
 
     async def _finish(self) -> None:
-        """Do what was left undone with batches whose submitter, or canceller, is gone."""
+        """Finish queueing or cancelling the batches of processes that have died."""
         for batch_id in await self._ledger.call(Store.abandoned):
-            log.warning("finishing what was begun with a batch", extra={"action": "finish", "batch": batch_id})
+            log.warning("finishing an interrupted batch", extra={"action": "finish", "batch": batch_id})
             await self._ledger.call(Store.finish, batch_id)
             self._announcer.wake(f"batch {batch_id}")

@@ -68,7 +68,7 @@ class Runner:
             raise
 
     def run(self) -> None:
-        """Called from Celery's threads: takes jobs until nothing is left, and returns when each is committed or put
+        """Called from Celery's threads: claims jobs until none is left, and returns when each is committed or put
         back."""
         self._call(self._intake.follow())
 
@@ -176,7 +176,7 @@ class Runner:
         return fallback
 
     async def _report(self) -> Member:
-        """What this worker says of itself."""
+        """What this worker reports about itself."""
         await self._inventory.refresh()
         return Member.of(self.settings, self._inventory.names, self._inventory.digests)
 
@@ -242,7 +242,7 @@ class Runner:
         self._announcer.wake("a job put back")
 
     async def _put_back(self, lease: Lease) -> None:
-        """For another worker: it was not tried here."""
+        """Requeue a job that was not tried here."""
         await self._return(lease, Store.put_back, [lease], self.settings.worker_name)
 
     async def _return(self, lease: Lease, query: Callable[..., None], *args: Any) -> None:

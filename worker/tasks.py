@@ -1,4 +1,4 @@
-"""The only task: a wake-up. Which jobs are run is for the ledger to say, by their turns."""
+"""The only task: a wake-up. The ledger decides which jobs are run, by their turns."""
 
 from worker.celery import RUN, app
 from worker.lifecycle import runner
@@ -15,7 +15,7 @@ def run(*told: object) -> None:
 
 
 def _ids(told: tuple[object, ...]) -> bool:
-    """Whether this is a message of an older version, which listed ids of jobs; it wakes as any other does."""
+    """Whether this is a message of an older version, which listed the ids of jobs. It is a wake-up like any other."""
     (first, *more) = told
     listed = isinstance(first, list) and len(first) <= MOST_IDS and all(isinstance(each, str) for each in first)
     return listed and not more

@@ -1,9 +1,9 @@
-"""How our Celery app reads from Redis: like kombu, except that a message that is none does not end the worker.
+"""How our Celery app reads from Redis: like kombu, except that an undecodable message does not stop the worker.
 
-Celery takes the class of its connections from its `amqp` part, so ours is used by our app and by nobody else in the
-process. The connection exchanges the transport; the setting `broker_transport` or a URL scheme of our own would not do:
-a URL with a `+` in it, and the next one of several URLs, override the setting; kombu knows `rediss` by the name of its
-transport, and would connect without TLS; and Flower does not know schemes of ours.
+Celery takes the class of its connections from `app.amqp`, so only our app uses ours. The connection then replaces the
+transport. Two simpler ways do not work. The setting `broker_transport` is overridden by a URL with a `+` in it and by
+the second of several URLs. A URL scheme of our own is unknown to Flower. In both cases `rediss` would lose its TLS, as
+kombu turns TLS on by the name of the transport.
 """
 
 from typing import Any
@@ -15,13 +15,13 @@ from celery.utils.dispatch import Signal
 from kombu.transport import redis
 
 unreadable = Signal(name="unreadable", providing_args={"reason", "body"})
-"""Sent when something was taken from a queue that cannot be decoded. Nobody else has it any more."""
+"""Sent when a message was taken from a queue and cannot be decoded. The queue does not have it any more."""
 UNDECODABLE = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
-"""What kombu raises at such a thing: it is not JSON, too deep, or has a number or a date in it that is none."""
+"""What kombu raises for a message that is not JSON, is nested too deeply, or has an invalid number or date in it."""
 
 
 class Message(redis.Channel.Message):  # type: ignore[misc]
-    """Celery ends at a message without an envelope. Here it gets one, and Celery refuses it like any unknown task."""
+    """Celery stops at a message without an envelope. Here it gets one, and Celery refuses it like any unknown task."""
 
     def __init__(self, payload: Any, channel: Any = None, **kwargs: Any) -> None:
         try:
@@ -34,7 +34,7 @@ class Message(redis.Channel.Message):  # type: ignore[misc]
 
 
 class Channel(redis.Channel):  # type: ignore[misc]
-    """Goes on after a message that cannot be decoded."""
+    """Continues after a message that cannot be decoded."""
 
     Message = Message
 
@@ -46,7 +46,7 @@ class Channel(redis.Channel):  # type: ignore[misc]
             if self.connection.decoded:
                 raise
             unreadable.send(sender=self, reason=f"not a message: {error}", body=getattr(error, "doc", ""))
-            return True  # like after any message: kombu asks for the next one
+            return True  # as after any message, so that kombu asks for the next one
 
 
 class Transport(redis.Transport):  # type: ignore[misc]
@@ -54,7 +54,7 @@ class Transport(redis.Transport):  # type: ignore[misc]
 
     Channel = Channel
     decoded = False
-    """Whether what was read last could be decoded: what is raised after that is not the message's fault."""
+    """Whether the last message was decoded. If so, a later exception is not the message's fault."""
 
     def _deliver(self, message: Any, queue: str) -> None:
         self.decoded = True
@@ -70,6 +70,6 @@ class Connection(kombu.Connection):  # type: ignore[misc]
 
 
 class AMQP(amqp.AMQP):  # type: ignore[misc]
-    """What Celery makes connections with. Those in its pools are kombu's own: they write, and read replies only."""
+    """Where Celery finds the class of its connections. Those in its pools are still kombu's: they read only replies."""
 
     Connection = Connection

@@ -74,7 +74,7 @@ class Dataset:
 
     def jobs(self) -> Iterator[JobSpec]:
         """Its jobs in the order of the file; the first bad line raises `InvalidJob` with file and line."""
-        if self.format != "native":  # rows of other formats name no limits: all have these
+        if self.format != "native":  # rows of other formats have no limits of their own: one check is enough
             with at(self.lines.first().place):
                 ceilings.check(self.limits, settings())
         found = FORMATS[self.format].jobs(self.lines, self.problems, self.limits)

@@ -24,7 +24,7 @@ COSTS = {
     "start_array": weight.LIST,
     "string": weight.STRING + weight.NUMBER,
 }
-"""What the events of an item cost; all others as a number does."""
+"""Bytes of memory that each event of the parser stands for. Any other event costs as much as a number."""
 CHUNK = 1 << 20
 """Bytes of an array that are parsed at a time. The parser begins a string anew with each of them, which is slow for a
 long string and small ones."""

@@ -64,9 +64,9 @@ def at(place: str) -> Iterator[None]:
 
 
 def few(tests: Sized, name: str) -> None:
-    """Refuse more tests than a job may have, before a case is made of each."""
+    """Refuse more tests than a job may have, before memory is spent on a case for each of them."""
     if len(tests) > MAX_CASES:
-        raise InvalidJob(f"{name}: {len(tests):,} tests; a job has at most {MAX_CASES:,}")
+        raise InvalidJob(f"{name}: {len(tests):,} tests; a job may have at most {MAX_CASES:,}")
 
 
 def text(row: Row, name: str) -> str:

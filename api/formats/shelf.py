@@ -14,7 +14,7 @@ from api.formats.weight import weight
 from schemas.errors import InvalidJob
 
 MEMORY = 64 << 20
-"""Bytes, in memory, of what one shelf keeps there."""
+"""Bytes of memory that the values of one shelf may take; further values go to disk."""
 
 
 class Shelf:

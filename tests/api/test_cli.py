@@ -75,7 +75,7 @@ def test_a_bad_line_ends_with_2_and_names_the_place_and_leaves_no_row(
         ({"task_id": "HumanEval/0", "completion": "x"}, ["--memory-mib", "8192"], 1),
     ],
 )
-def test_a_line_over_the_operators_ceiling_is_refused_with_its_place(
+def test_a_line_above_the_operators_ceiling_is_refused_with_file_and_line(
     store: Store,
     tmp_path: Path,
     capsys: Output,
@@ -131,7 +131,7 @@ def test_a_queue_that_is_away_ends_with_1_and_one_line(
     assert evalpool("submit", write(tmp_path / "jobs.jsonl", {"code": "x"})) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert "nothing needs to be submitted again" in err.splitlines()[-1]
+    assert "need not be submitted again" in err.splitlines()[-1]
 
 
 @pytest.mark.redis
@@ -234,7 +234,7 @@ OBEYED = set(ODD) - set("[2J 31m日本")
 
 
 @pytest.mark.redis
-def test_what_programs_and_callers_wrote_reaches_no_terminal_unescaped(
+def test_text_from_programs_and_callers_is_escaped_for_the_terminal(
     store: Store, redis_url: str, capsys: Output
 ) -> None:
     batch = submit_batch([{"code": "x", "task_id": ODD, "labels": {ODD: ODD}}], name=f"{ODD}\nline")
@@ -253,7 +253,7 @@ def test_what_programs_and_callers_wrote_reaches_no_terminal_unescaped(
     assert not OBEYED & set(printed)
 
 
-def test_a_note_about_a_program_is_not_obeyed_either(capsys: Output) -> None:
+def test_notes_are_escaped_for_the_terminal_too(capsys: Output) -> None:
     say(f"the reference solution of {ODD} did not pass: {ODD}")
     printed = capsys.readouterr().err
     assert "\\u009b31m" in printed
@@ -276,7 +276,7 @@ def test_the_doctor_looks_at_redis_and_the_database_too(
 
 
 @pytest.mark.redis
-def test_the_doctor_says_which_redis_is_used_where_none_is_named(
+def test_the_doctor_says_which_redis_is_used_if_none_is_configured(
     store: Store, redis_server: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")

@@ -48,7 +48,7 @@ def test_a_private_redis_is_named_in_the_environment_and_gone_afterwards(redis_s
     assert settings().redis_url is None
 
 
-def test_logs_are_their_owners_alone_whatever_the_umask() -> None:
+def test_only_their_owner_can_read_logs_whatever_the_umask() -> None:
     before = os.umask(0)
     try:
         child = _spawn("worker", ["true"], settings(), signal.SIGTERM)

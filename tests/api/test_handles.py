@@ -83,7 +83,7 @@ NOISE = {
 
 
 @pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
-def test_a_message_that_no_worker_sent_is_taken_as_a_reason_to_look_at_the_rows(
+def test_a_message_that_no_worker_sent_makes_a_client_read_the_rows(
     store: Store, batch: BatchHandle, redis_url: str, noise: bytes
 ) -> None:
     bell = Bell(redis_url)

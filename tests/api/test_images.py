@@ -1,4 +1,4 @@
-"""What a job runs in is decided when it is submitted."""
+"""The image of a job is pinned when the job is submitted."""
 
 import pytest
 
@@ -39,23 +39,23 @@ def test_the_image_is_pinned_by_the_digest_that_the_workers_have(store: Store, r
     assert sorted(map(str, placed(store))) == [f"{IMAGE} sha256:1", f"{IMAGE} sha256:1", "other"]
 
 
-def test_without_a_worker_the_name_stands_alone(store: Store, redis_url: str) -> None:
+def test_without_a_worker_the_image_is_not_pinned(store: Store, redis_url: str) -> None:
     submit_job(code="x")
     assert placed(store) == [IMAGE]
 
 
-def test_workers_that_agree_choose_the_image_of_jobs_that_name_none(
+def test_a_default_image_that_all_workers_share_is_used_for_jobs_that_name_none(
     store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker(store, image="house:1")
     submit_job(code="x")
     assert placed(store) == ["house:1 sha256:1"]
-    monkeypatch.setenv("EVALPOOL_IMAGE", IMAGE)  # unless the submitter has chosen
+    monkeypatch.setenv("EVALPOOL_IMAGE", IMAGE)  # the submitter's own setting wins
     submit_job(code="x")
     assert placed(store) == [IMAGE]
 
 
-def test_a_rebuilt_image_or_another_way_to_run_gives_no_old_results(store: Store, redis_url: str) -> None:
+def test_a_rebuilt_image_or_another_profile_does_not_reuse_old_results(store: Store, redis_url: str) -> None:
     def again() -> int:
         batch = submit_stream([JobSpec(code="x")], 1, dedup=True, cache=True)
         return batch.progress().done
@@ -72,7 +72,7 @@ def test_a_rebuilt_image_or_another_way_to_run_gives_no_old_results(store: Store
     assert again() == 1
 
 
-def test_the_key_of_a_run_names_all_that_decides_its_results(
+def test_the_key_of_a_run_contains_everything_that_its_results_depend_on(
     store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {made_by()}
@@ -85,7 +85,7 @@ def test_the_key_of_a_run_names_all_that_decides_its_results(
     assert len(keys) == 7
 
 
-def test_jobs_that_no_worker_can_run_say_why_they_wait(store: Store, redis_url: str) -> None:
+def test_the_reason_is_given_for_jobs_that_no_worker_can_run(store: Store, redis_url: str) -> None:
     batch = submit_batch([{"code": "x"}, {"code": "x", "image": "other:1"}, {"code": "x", "image": "other:1"}])
     assert reasons(batch.id) == ["no worker is running"]
     worker(store)
@@ -93,14 +93,14 @@ def test_jobs_that_no_worker_can_run_say_why_they_wait(store: Store, redis_url: 
     pinned = submit_batch([{"code": "x"}])
     worker(store, "sha256:2")
     assert reasons(pinned.id) == [
-        f"1 job waits for the image {IMAGE} (sha256:1…), which no worker has; by now, {IMAGE} is the name of another "
-        "image (sha256:2…)"
+        f"1 job waits for the image {IMAGE} (sha256:1…), which no worker has; {IMAGE} now refers to another image "
+        "(sha256:2…)"
     ]
     record(store, [f"{pinned.id}-000000"], Verdict.PASSED)
     assert reasons(pinned.id) == []
 
 
-def test_most_workers_decide_what_a_name_means() -> None:
+def test_an_image_is_pinned_to_the_digest_that_most_workers_have() -> None:
     fleet = Fleet(members=tuple(Member(name=f"{n}", images={"a:1": f"sha256:{n % 3 > 0}"}) for n in range(3)))
     assert fleet.pin("a:1") == "a:1 sha256:True"
     assert Fleet().pin("a:1") == "a:1"
@@ -113,6 +113,6 @@ def test_most_workers_decide_what_a_name_means() -> None:
         ("a@sha256:9", "sha256:1"), ("d:1", None),
     ],
 )  # fmt: skip
-def test_a_name_may_lack_its_tag_or_be_a_digest(name: str, digest: str | None) -> None:
+def test_an_image_name_may_lack_a_tag_or_be_a_digest(name: str, digest: str | None) -> None:
     known = {"a:1": "sha256:1", "b:latest": "sha256:2", "host:5000/c:latest": "sha256:3", "a@sha256:9": "sha256:1"}
     assert resolve(name, known) == digest

@@ -56,7 +56,7 @@ def test_an_invalid_job_is_refused_by_its_field_and_leaves_no_row(
 TOO_MUCH = r"limits\.memory_mib: 8192 is more than the 4096 that EVALPOOL_MAX_MEMORY_MIB allows"
 
 
-def test_a_job_over_the_operators_ceiling_is_refused_by_its_limit(
+def test_a_job_above_the_operators_ceiling_is_refused_and_the_limit_is_named(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVALPOOL_MAX_MEMORY_MIB", "4096")
@@ -131,7 +131,7 @@ def test_without_redis_the_rows_stay_and_the_error_says_so(store: Store, monkeyp
 
 
 @pytest.mark.redis
-def test_one_waiting_message_does_for_any_number_of_jobs(store: Store, redis_url: str) -> None:
+def test_one_waiting_message_is_enough_for_any_number_of_jobs(store: Store, redis_url: str) -> None:
     for _ in range(20):
         submit_job(code="x")
     submit_batch([{"code": "x"}] * 7000)
@@ -139,7 +139,7 @@ def test_one_waiting_message_does_for_any_number_of_jobs(store: Store, redis_url
 
 
 @pytest.mark.redis
-def test_the_same_key_for_other_jobs_is_refused(store: Store, redis_url: str) -> None:
+def test_the_same_key_with_different_jobs_is_refused(store: Store, redis_url: str) -> None:
     first = submit_batch([{"code": "x"}, {"code": "y"}], idempotency_key="once")
     for other in ([{"code": "x"}], [{"code": "x"}, {"code": "z"}]):
         with pytest.raises(IdempotencyConflict, match=first.id):
@@ -148,7 +148,7 @@ def test_the_same_key_for_other_jobs_is_refused(store: Store, redis_url: str) ->
 
 
 @pytest.mark.redis
-def test_a_stream_that_is_taken_up_with_other_jobs_is_refused(store: Store, redis_url: str) -> None:
+def test_a_stream_that_is_resumed_with_different_jobs_is_refused(store: Store, redis_url: str) -> None:
     def interrupted() -> Iterator[JobSpec]:
         yield from (JobSpec(code=f"{n}") for n in range(5000))
         raise KeyboardInterrupt
@@ -165,7 +165,7 @@ def test_a_stream_that_is_taken_up_with_other_jobs_is_refused(store: Store, redi
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 1001, "\ud800"])
-def test_a_name_that_no_database_takes_is_refused(store: Store, name: str) -> None:
+def test_a_name_that_a_database_cannot_store_is_refused(store: Store, name: str) -> None:
     with pytest.raises(InvalidJob, match=r"^name: "):
         submit_batch([{"code": "x"}], name=name)
     with pytest.raises(InvalidJob, match=r"^idempotency_key: "):

@@ -1,4 +1,4 @@
-"""The commands for the database: an older one is upgraded when somebody says so, and broken rows are repaired."""
+"""The commands for the database: `upgrade` migrates an older one, and `check` repairs inconsistent rows."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from schemas.store import Store
 
 
 def older(path: Path) -> str:
-    """A database of the version before, with a batch of two jobs, one of them finished."""
+    """A database of the previous version, with a batch of two jobs, one of them finished."""
     url = f"sqlite:///{path}"
     engine = create_engine(url)
     with engine.begin() as connection:
@@ -51,7 +51,7 @@ def revision(url: str) -> str:
     return found
 
 
-def test_looking_at_a_shared_database_does_not_upgrade_it(
+def test_opening_a_shared_database_does_not_upgrade_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = older(tmp_path / "old.db")
@@ -65,7 +65,7 @@ def test_looking_at_a_shared_database_does_not_upgrade_it(
     assert revision(url) == "0004"
 
 
-def test_the_command_upgrades_it_and_what_was_there_is_still_there(
+def test_the_upgrade_command_keeps_existing_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = older(tmp_path / "old.db")
@@ -82,7 +82,7 @@ def test_the_command_upgrades_it_and_what_was_there_is_still_there(
     store.database.close()
 
 
-def test_the_database_that_nobody_has_named_is_upgraded_by_itself(
+def test_the_default_database_is_upgraded_when_it_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EVALPOOL_STATE_DIR", str(tmp_path))
@@ -94,7 +94,7 @@ def test_the_database_that_nobody_has_named_is_upgraded_by_itself(
     assert revision(settings().store_url) != "0004"
 
 
-def test_the_check_tells_what_it_has_repaired(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_check_command_says_what_it_repaired(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     store.add_batch("b", [JobSpec(code="x")] * 3, None, None)
     with store.database.write() as db:
         db.execute(text("UPDATE jobs SET state = 'finished'"))
@@ -107,5 +107,5 @@ def test_the_check_tells_what_it_has_repaired(store: Store, capsys: pytest.Captu
     seen, repaired, sound = capsys.readouterr().out.splitlines()
     assert seen == "3 jobs have ended without a result: nothing was changed (b-000000, b-000001, b-000002)"
     assert repaired == "3 jobs have ended without a result: they are run again (b-000000, b-000001, b-000002)"
-    assert sound == "all rows agree"
+    assert sound == "all rows are consistent"
     assert len(store.claim(9, "w", 60).leases) == 3

@@ -1,4 +1,4 @@
-"""Small files that would fill the memory once they are parsed: refused before, with their place and the remedy."""
+"""Small files that would fill the memory are refused before they are parsed, with file, line and remedy."""
 
 import base64
 import gzip
@@ -19,7 +19,7 @@ from tests.conftest import ROOT
 
 SIZE = 56 << 20
 MOST = 600
-"""MiB that a reader may use, the interpreter and a row of 64 MiB with its text included."""
+"""MiB that a reader may use, including the interpreter and a row of 64 MiB with its text."""
 READER = """
 import re, sys
 from pathlib import Path
@@ -32,7 +32,7 @@ except InvalidJob as error:
     print(error)
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) >> 10)
 """
-"""Not `ru_maxrss`, in which a process begins with the peak of its parent."""
+"""It does not use `ru_maxrss`, since a process inherits that peak from its parent."""
 
 
 def filled(start: bytes, unit: bytes, end: bytes) -> bytes:
@@ -40,7 +40,7 @@ def filled(start: bytes, unit: bytes, end: bytes) -> bytes:
 
 
 def read(folder: Path, data: bytes, problems: bytes | None = None) -> tuple[str, int]:
-    """What is said about a file of samples, by a process of its own, and its peak of memory in MiB."""
+    """The message of a separate process that reads a file of samples, and its peak memory in MiB."""
     paths = []
     for name, content in (("samples.gz", data), ("problems.gz", problems)):
         if content is not None:
@@ -67,11 +67,11 @@ def test_a_row_that_would_fill_the_memory_is_refused_before_it_is_parsed(
 ) -> None:
     told, peak = read(tmp_path, filled(*parts))
     assert told.startswith(f"{tmp_path}/samples.gz{said} more than 256 MiB of memory")
-    assert told.endswith("give long inputs as text, or split it")
+    assert told.endswith("pass long inputs as strings, or split it")
     assert peak < MOST
 
 
-def test_json_in_a_string_is_refused_in_the_same_way(tmp_path: Path) -> None:
+def test_json_in_a_string_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
     given = filled(b"[", b"{},", b"0]").decode()
     row = {"task_id": 1, "completion": "x", "input_output": given}
     told, peak = read(tmp_path, json.dumps(row).encode())
@@ -79,7 +79,7 @@ def test_json_in_a_string_is_refused_in_the_same_way(tmp_path: Path) -> None:
     assert peak < MOST
 
 
-def test_so_is_json_in_a_packed_string(tmp_path: Path) -> None:
+def test_json_in_a_packed_string_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
     packed = base64.b64encode(zlib.compress(pickle.dumps(filled(b"[", b"{},", b"0]").decode()))).decode()
     problem = {"question_id": "a", "public_test_cases": "[]", "private_test_cases": packed, "metadata": "{}"}
     sample = {"question_id": "a", "code": "x"}
@@ -88,13 +88,13 @@ def test_so_is_json_in_a_packed_string(tmp_path: Path) -> None:
     assert peak < MOST
 
 
-def test_a_row_with_millions_of_wrong_entries_is_refused_by_their_number(tmp_path: Path) -> None:
+def test_a_row_with_millions_of_wrong_entries_is_refused_for_their_number(tmp_path: Path) -> None:
     told, peak = read(tmp_path, b'{"code": "x", "args": [' + b"0," * 4_000_000 + b"0]}")
-    assert told == f"{tmp_path}/samples.gz:1: args: 4,000,001 entries; at most 10,000 are taken"
+    assert told == f"{tmp_path}/samples.gz:1: args: 4,000,001 entries; at most 10,000 are allowed"
     assert peak < MOST
 
 
-def test_a_long_text_full_of_brackets_is_no_reason_to_refuse_a_row(tmp_path: Path) -> None:
+def test_a_row_with_a_long_text_full_of_brackets_is_accepted(tmp_path: Path) -> None:
     cases = [{"stdin": '[{"a": [1, 2]}, "\\"]' * 400_000, "expected": "{},[],"} for _ in range(3)]
     told, _ = read(tmp_path, json.dumps({"code": "x", "cases": cases}).encode())
     assert told == "1"
@@ -110,13 +110,13 @@ def test_a_long_text_full_of_brackets_is_no_reason_to_refuse_a_row(tmp_path: Pat
         lambda many: Case("", "", args=["a"] * many),
     ],
 )
-def test_a_job_has_at_most_ten_thousand_of_anything(make: Callable[[int], object]) -> None:
+def test_a_list_or_object_of_a_job_has_at_most_ten_thousand_entries(make: Callable[[int], object]) -> None:
     make(10_000)
-    with pytest.raises(InvalidJob, match="10,001 entries; at most 10,000 are taken"):
+    with pytest.raises(InvalidJob, match="10,001 entries; at most 10,000 are allowed"):
         make(10_001)
 
 
-def test_what_a_shelf_keeps_in_memory_is_counted_as_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shelf_counts_the_memory_that_its_values_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.formats.shelf.MEMORY", 10_000)
     shelf, value = Shelf(), [[[] for _ in range(10)] for _ in range(9)]
     assert len(json.dumps(value)) < 1000 < weight.weight(json.dumps(value).encode()) < 20_000

@@ -1,4 +1,4 @@
-"""`make up`, with a stand-in for Docker Compose: where the passwords go."""
+"""Where `make up` writes the passwords, tested with a stand-in for Docker Compose."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def up(checkout: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, umask=0)
 
 
-def test_passwords_are_made_once_in_a_file_for_its_owner_alone(checkout: Path) -> None:
+def test_passwords_are_made_once_in_a_file_that_only_its_owner_can_read(checkout: Path) -> None:
     assert up(checkout).stdout == "up -d --build\n"
     made = (checkout / ".env").read_text()
     assert re.fullmatch(r"POSTGRES_PASSWORD=[0-9a-f]{32}\nFLOWER_PASSWORD=[0-9a-f]{32}\n", made)
@@ -31,7 +31,7 @@ def test_passwords_are_made_once_in_a_file_for_its_owner_alone(checkout: Path) -
     assert (checkout / ".env").read_text() == made
 
 
-def test_a_file_that_was_open_to_all_is_narrowed_and_keeps_its_lines(checkout: Path) -> None:
+def test_a_file_that_others_could_read_becomes_private_and_keeps_its_lines(checkout: Path) -> None:
     (checkout / ".env").write_text("EVALPOOL_SLOTS=4")
     (checkout / ".env").chmod(0o644)
     assert up(checkout).returncode == 0
@@ -40,23 +40,23 @@ def test_a_file_that_was_open_to_all_is_narrowed_and_keeps_its_lines(checkout: P
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_is_refused_and_nothing_is_written_behind_it(checkout: Path, there: bool) -> None:
+def test_a_link_is_refused_and_its_target_is_not_written(checkout: Path, there: bool) -> None:
     goal = checkout / "elsewhere"
     if there:
         goal.write_text("")
     (checkout / ".env").symlink_to(goal)
     done = up(checkout)
     assert done.returncode != 0
-    assert "no link" in done.stderr
+    assert "not a link" in done.stderr
     assert done.stdout == ""
     assert not goal.exists() or goal.read_text() == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
-def test_a_file_of_somebody_else_is_refused(checkout: Path) -> None:
+def test_a_file_of_another_user_is_refused(checkout: Path) -> None:
     (checkout / ".env").touch()
     os.chown(checkout / ".env", 65534, 65534)
     done = up(checkout)
     assert done.returncode != 0
-    assert ".env must be a file of root's own" in done.stderr
+    assert ".env must be a regular file that belongs to root" in done.stderr
     assert (checkout / ".env").read_text() == ""

@@ -1,4 +1,4 @@
-"""`deploy/setup redis` in a world of its own: no network, empty /run and /var/lib, and no process outlives it."""
+"""`deploy/setup redis` in namespaces of its own: no network, empty /run and /var/lib, and no process outlives it."""
 
 import json
 import os
@@ -57,7 +57,7 @@ print(json.dumps({
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short path that everybody may enter, with a copy of the script; the path of a socket must be short."""
+    """A folder that every user may enter, with a copy of the script. Its path is short, as that of a socket must be."""
     if shutil.which("redis-server") is None:
         missing("no redis-server here")
     if subprocess.run([*WORLD, "true"], capture_output=True).returncode:
@@ -72,7 +72,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def run(place: Path) -> Callable[..., list[str]]:
-    """The lines that a script of the shell prints in such a world."""
+    """Runs a shell script in such a namespace, and returns the lines that it prints."""
 
     def inside(script: str, **env: str) -> list[str]:
         given = {name: value for name, value in os.environ.items() if not name.startswith(("EVALPOOL_", "XDG_"))}
@@ -85,7 +85,9 @@ def run(place: Path) -> Callable[..., list[str]]:
     return inside
 
 
-def test_root_gets_a_redis_of_another_user_on_a_socket_that_others_cannot_reach(run: Callable[..., list[str]]) -> None:
+def test_a_redis_of_root_runs_as_another_user_on_a_socket_that_others_cannot_reach(
+    run: Callable[..., list[str]],
+) -> None:
     looked_at = "/run/evalpool /run/evalpool/redis /run/evalpool/redis/redis.sock /var/lib/evalpool/redis"
     lines = run(f'deploy/setup redis; deploy/setup redis; "$PYTHON" -c "$LOOK" {looked_at}')
     assert lines[:3] == [
@@ -112,9 +114,7 @@ def test_root_gets_a_redis_of_another_user_on_a_socket_that_others_cannot_reach(
     }
 
 
-def test_another_user_gets_a_redis_of_his_own_that_only_he_can_reach(
-    run: Callable[..., list[str]], place: Path
-) -> None:
+def test_a_redis_of_another_user_can_be_reached_by_this_user_only(run: Callable[..., list[str]], place: Path) -> None:
     home = place / "home"
     home.mkdir()
     os.chown(home, NOBODY, NOBODY)
@@ -132,7 +132,7 @@ def test_another_user_gets_a_redis_of_his_own_that_only_he_can_reach(
     assert (found["nobody"], found["somebody"]) == ("may", "may not")
 
 
-def test_a_redis_that_is_there_already_is_used_and_a_dead_socket_is_put_away(run: Callable[..., list[str]]) -> None:
+def test_a_redis_that_runs_already_is_used_and_a_stale_socket_is_removed(run: Callable[..., list[str]]) -> None:
     if shutil.which("ip") is None:
         missing("no ip here")
     lines = run(
@@ -147,13 +147,15 @@ def test_a_redis_that_is_there_already_is_used_and_a_dead_socket_is_put_away(run
     assert lines == ["redis     ok (127.0.0.1:6379)", "redis://localhost:6379/0"]
 
 
-def test_a_named_redis_is_left_alone(run: Callable[..., list[str]]) -> None:
+def test_no_redis_is_started_if_the_environment_names_one(run: Callable[..., list[str]]) -> None:
     script = "deploy/setup redis; [ ! -e /run/evalpool ] && echo untouched"
     assert run(script, EVALPOOL_REDIS_URL="redis://elsewhere/0") == ["redis     ok (EVALPOOL_REDIS_URL)", "untouched"]
 
 
 @pytest.mark.parametrize("name", [".env", "fleet.env"])
-def test_a_redis_that_a_file_names_is_left_alone_too(run: Callable[..., list[str]], place: Path, name: str) -> None:
+def test_no_redis_is_started_if_a_settings_file_names_one(
+    run: Callable[..., list[str]], place: Path, name: str
+) -> None:
     (place / name).write_text("EVALPOOL_SLOTS=1\nEVALPOOL_REDIS_URL='redis://elsewhere/0'\n")
     script, named = "deploy/setup redis; [ ! -e /run/evalpool ] && echo untouched", {"EVALPOOL_ENV_FILE": name}
     lines = run(script, **({} if name == ".env" else named))

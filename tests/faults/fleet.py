@@ -96,7 +96,7 @@ class Fleet:
         return job
 
     def allow(self, *verdicts: Verdict, of: Iterable[str]) -> None:
-        """From now on these verdicts, too, are right for jobs of these ids."""
+        """From now on, accept these verdicts, too, for the jobs with these ids."""
         for each in of:
             batch_id, _, seq = each.rpartition("-")
             self.instead[each] = {*self.instead.get(each, (self.expected[batch_id][int(seq)].verdict,)), *verdicts}
@@ -117,7 +117,7 @@ class Fleet:
             return {row.id: row.attempt for row in db.execute(query, {"batch_id": batch.id})}
 
     def sql(self, command: str, **values: object) -> None:
-        """Change rows behind everybody's back."""
+        """Change rows directly, without any of the store's checks."""
         with self.store.database.write() as db:
             db.execute(text(command), values)
 

@@ -1,4 +1,4 @@
-"""A name of an image that comes to mean another one."""
+"""An image tag that can be moved to another image."""
 
 import secrets
 from collections.abc import Iterator
@@ -11,21 +11,21 @@ from docker.errors import ImageNotFound
 
 @dataclass(frozen=True)
 class Tag:
-    """The name, and the two images that it may mean."""
+    """The tag, and the two images that it can be moved to."""
 
     client: docker.DockerClient
     name: str
     images: tuple[str, str]
 
     def move(self, which: int) -> None:
-        """From now on it means this one."""
+        """Move the tag to this image."""
         repository, _, tag = self.name.partition(":")
         self.client.api.tag(self.images[which], repository, tag, force=True)
 
 
 @contextmanager
 def moving_tag(client: docker.DockerClient, image: str) -> Iterator[Tag]:
-    """A tag of our own that means the first of two copies of an image. Neither copy has another name."""
+    """A tag of our own on the first of two copies of an image. The copies have no other tag."""
     made: list[str] = []
     for _ in range(2):
         box = client.api.create_container(image, command=["true"], entrypoint=[])["Id"]

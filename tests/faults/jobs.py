@@ -31,7 +31,7 @@ def quick(count: int, **more: object) -> list[Known]:
 
 
 def alike(jobs: Sequence[Known], samples: int) -> list[Known]:
-    """Each of them so many times over, one after the other: the first of each is the leader, the others its twins."""
+    """Each of these jobs so many times in a row: the first is the leader, the others are its twins."""
     return [
         Known(known.spec.model_copy(update={"sample_id": sample}), known.verdict, known.stdout)
         for known in jobs

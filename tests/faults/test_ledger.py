@@ -1,5 +1,5 @@
-"""What the ledger promises whatever happens: one result for each job, one image for each batch, no job that waits while
-somebody could run it, none that is tried by somebody who cannot."""
+"""What the ledger guarantees under faults: each job gets one result, all jobs of a batch run in the same image, no job
+waits while a worker could run it, and no worker tries a job that it cannot run."""
 
 import os
 import signal
@@ -31,12 +31,12 @@ BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True
 POSTGRES = pytest.mark.parametrize("ledger", ["postgresql"], indirect=True)
 IMAGE = Settings.model_fields["image"].default
 NO_LOOKS = {"EVALPOOL_RECONCILE_SECONDS": "600"}
-"""A worker looks once, when it starts; after that, nothing but wake-ups can help."""
+"""A worker polls once, when it starts; after that, it depends on wake-ups."""
 SAMPLES = 4
 
 
 def states(fleet: Fleet, batch: BatchHandle) -> Counter[str]:
-    """How many jobs of a batch are in which state, as the rows have it."""
+    """How many jobs of a batch are in which state, according to the rows."""
     query = text("SELECT state, count(*) FROM jobs WHERE batch_id = :batch_id GROUP BY state")
     with fleet.store.database.read() as db:
         return Counter({row[0]: row[1] for row in db.execute(query, {"batch_id": batch.id})})
@@ -49,7 +49,7 @@ def workers_of(fleet: Fleet, batch: BatchHandle) -> Counter[int]:
 
 
 def wait_alive(fleet: Fleet, *workers: WorkerProcess) -> None:
-    """Until these workers have said of themselves that they are there, and submissions know it."""
+    """Wait until these workers have written a heartbeat and submissions see it."""
 
     def told() -> bool:
         names = {member.name.rpartition("-")[2] for member in reported().members}
@@ -75,8 +75,8 @@ def test_twins_of_leaders_whose_worker_is_killed_get_their_results(fleet: Fleet)
 
 
 @BOTH
-def test_twins_of_a_leader_that_is_cancelled_while_it_waits_run(fleet: Fleet) -> None:
-    """And nobody has to look for them: the heir of a cancelled leader is found by whoever is at work."""
+def test_a_twin_runs_if_its_leader_is_cancelled_while_it_waits(fleet: Fleet) -> None:
+    """A busy worker finds the new leader without polling."""
     fleet.start(**NO_LOOKS)
     fleet.submit(sleepers(4, 1))
     batch = fleet.submit(alike(quick(10), SAMPLES), dedup=True)
@@ -91,7 +91,7 @@ def test_twins_of_a_leader_that_is_cancelled_while_it_waits_run(fleet: Fleet) ->
 
 
 @BOTH
-def test_twins_of_a_leader_that_is_cancelled_while_it_runs_run(fleet: Fleet) -> None:
+def test_a_twin_runs_if_its_leader_is_cancelled_while_it_runs(fleet: Fleet) -> None:
     fleet.start(**NO_LOOKS)
     batch = fleet.submit(alike(sleepers(2, 3), SAMPLES), dedup=True)
     leaders = fleet.ids(batch)[::SAMPLES]
@@ -105,8 +105,8 @@ def test_twins_of_a_leader_that_is_cancelled_while_it_runs_run(fleet: Fleet) -> 
 
 
 @BOTH
-def test_the_heir_of_a_cancelled_leader_wakes_a_worker_that_has_nothing_to_do(fleet: Fleet) -> None:
-    """The leader cannot be run here, and so nobody is at work when it is cancelled."""
+def test_cancelling_a_leader_wakes_an_idle_worker_for_its_twin(fleet: Fleet) -> None:
+    """No worker can read the leader, so all workers are idle when it is cancelled."""
     batch = fleet.submit(alike(quick(1), SAMPLES), dedup=True)
     leader = fleet.ids(batch)[0]
     fleet.sql("UPDATE jobs SET spec = :spec WHERE id = :id", spec='{"field_of_the_future": 1}', id=leader)
@@ -121,7 +121,7 @@ def test_the_heir_of_a_cancelled_leader_wakes_a_worker_that_has_nothing_to_do(fl
 
 
 @BOTH
-def test_twins_of_a_leader_that_is_given_up_run(fleet: Fleet) -> None:
+def test_a_twin_runs_if_its_leader_has_used_up_its_attempts(fleet: Fleet) -> None:
     fleet.env["EVALPOOL_MAX_ATTEMPTS"] = "1"
     first = fleet.start()
     batch = fleet.submit(alike(sleepers(6, 0.5), SAMPLES), dedup=True)
@@ -139,9 +139,9 @@ def test_twins_of_a_leader_that_is_given_up_run(fleet: Fleet) -> None:
 
 
 @BOTH
-def test_last_attempts_that_end_while_many_look_have_one_result_each(fleet: Fleet) -> None:
-    """Three workers look ten times a second for silent ones. Two are killed, and one is frozen for about as long as its
-    leases last, so that it commits while the others give its jobs up."""
+def test_jobs_whose_last_attempt_expires_under_three_reconcilers_get_one_result_each(fleet: Fleet) -> None:
+    """Three workers look for expired leases ten times a second. Two of them are frozen for about as long as a lease
+    lasts, so that they commit while the others end their jobs, and are then killed."""
     fleet.env |= {"EVALPOOL_MAX_ATTEMPTS": "1", "EVALPOOL_RECONCILE_SECONDS": "0.1", "EVALPOOL_LEASE_SECONDS": "1"}
     for _ in range(3):
         fleet.start(ready=False)
@@ -159,7 +159,7 @@ def test_last_attempts_that_end_while_many_look_have_one_result_each(fleet: Flee
     fleet.finish()
     given_up = [result for result in fleet.store.batch_results(batch.id) if result.verdict is Verdict.SANDBOX_ERROR]
     assert given_up
-    assert {result.detail for result in given_up} == {"its worker fell silent at the last of 1 attempts"}
+    assert {result.detail for result in given_up} == {"its lease expired in the last of 1 attempts"}
     assert set(fleet.attempts(batch).values()) == {1}
 
 
@@ -168,7 +168,7 @@ def test_last_attempts_that_end_while_many_look_have_one_result_each(fleet: Flee
 
 @pytest.fixture
 def tag(engine_client: docker.DockerClient) -> Iterator[Tag]:
-    """It means the first of two images, neither of which has another name."""
+    """A tag on the first of two images, which have no other tag."""
     with moving_tag(engine_client, IMAGE) as made:
         yield made
 
@@ -178,8 +178,8 @@ def digests(fleet: Fleet, batch: BatchHandle) -> set[str | None]:
 
 
 @BOTH
-def test_a_tag_that_is_moved_in_mid_run_moves_no_job_of_a_batch(fleet: Fleet, tag: Tag) -> None:
-    """The image is decided at submission. A batch that is submitted later gets the other one."""
+def test_moving_a_tag_during_a_run_changes_the_image_of_no_job(fleet: Fleet, tag: Tag) -> None:
+    """The image is pinned at submission. A batch that is submitted later gets the other image."""
     first = fleet.start(EVALPOOL_MAX_USES="5")
     wait_alive(fleet, first)
     fleet.wait_until("the image is reported", lambda: reported().has(tag.name))
@@ -193,10 +193,10 @@ def test_a_tag_that_is_moved_in_mid_run_moves_no_job_of_a_batch(fleet: Fleet, ta
 
 
 @BOTH
-def test_a_tag_that_is_moved_moves_no_job_of_a_batch_submitted_before_any_worker_was_there(
+def test_moving_a_tag_changes_no_job_of_a_batch_that_was_submitted_before_any_worker_started(
     fleet: Fleet, tag: Tag
 ) -> None:
-    """Then the first claim decides, for every worker."""
+    """The first claim pins the image for every worker."""
     batch = fleet.submit(sleepers(40, 0.2, image=tag.name))
     _move_in_mid_run(fleet, tag, fleet.start(EVALPOOL_MAX_USES="5"))
     fleet.finish()
@@ -205,8 +205,8 @@ def test_a_tag_that_is_moved_moves_no_job_of_a_batch_submitted_before_any_worker
 
 
 def _move_in_mid_run(fleet: Fleet, tag: Tag, first: WorkerProcess) -> None:
-    """The first worker goes on for a while, with new sandboxes; the rest is run by one that has never seen the tag mean
-    anything else."""
+    """The first worker continues for a while with new sandboxes. The rest is run by a worker that has seen the tag only
+    after it was moved."""
     fleet.wait_done(6)
     tag.move(1)
     fleet.wait_done(18)
@@ -216,10 +216,10 @@ def _move_in_mid_run(fleet: Fleet, tag: Tag, first: WorkerProcess) -> None:
     fleet.wait_done()
 
 
-def test_jobs_of_an_image_wait_for_a_worker_that_has_it_and_no_other_tries_them(
+def test_jobs_wait_for_a_worker_that_has_their_image_and_no_other_worker_tries_them(
     fleet: Fleet, dockerd: Dockerd, tag: Tag
 ) -> None:
-    """First the worker without the image is alone; then one that has it comes, and is busy; then it has time."""
+    """First there is only a worker without the image. Then one with the image starts, and is busy at first."""
     without = fleet.start(DOCKER_HOST=dockerd.host)
     wait_alive(fleet, without)
     alone = fleet.submit(quick(10, image=tag.name))
@@ -242,7 +242,7 @@ def test_jobs_of_an_image_wait_for_a_worker_that_has_it_and_no_other_tries_them(
         assert set(fleet.attempts(batch).values()) == {1}
 
 
-def test_an_image_that_is_removed_while_its_jobs_wait_costs_nobody_an_attempt(fleet: Fleet, tag: Tag) -> None:
+def test_removing_an_image_while_its_jobs_wait_costs_no_attempts(fleet: Fleet, tag: Tag) -> None:
     worker = fleet.start()
     fleet.wait_until("the image is reported", lambda: reported().has(tag.name))
     busy = fleet.submit(sleepers(2, 6))
@@ -270,7 +270,7 @@ def _status(batch: BatchHandle) -> str:
 
 
 @BOTH
-def test_jobs_of_a_newer_version_wait_untried_and_the_others_do_not_notice(fleet: Fleet) -> None:
+def test_jobs_of_a_newer_version_wait_untried_and_other_jobs_are_not_affected(fleet: Fleet) -> None:
     batch = fleet.submit(quick(60))
     ids = fleet.ids(batch)
     future = ids[::7]
@@ -300,7 +300,7 @@ def test_jobs_of_a_newer_version_wait_untried_and_the_others_do_not_notice(fleet
 
 
 @POSTGRES
-def test_a_thousand_single_jobs_one_after_the_other_each_wake_the_worker(fleet: Fleet) -> None:
+def test_each_of_a_thousand_consecutive_single_jobs_wakes_the_worker(fleet: Fleet) -> None:
     fleet.start(**NO_LOOKS)
     for known in quick(1000):
         assert fleet.submit_one(known).result(timeout=PATIENCE).passed
@@ -333,7 +333,7 @@ def test_single_jobs_from_many_threads_wake_the_workers(fleet: Fleet) -> None:
 
 @BOTH
 def test_a_worker_that_is_told_to_stop_passes_its_wake_ups_on(fleet: Fleet) -> None:
-    """To one that has been idle, and to one that just starts; neither looks by itself after its start."""
+    """They reach an idle worker and one that just starts. Neither polls after its start."""
     first = fleet.start(**NO_LOOKS)
     fleet.wait_done(0)
     second = fleet.start(**NO_LOOKS)
@@ -379,8 +379,10 @@ def test_jobs_whose_sandboxes_take_long_to_make_are_run_all_the_same(
 
 
 @BOTH
-def test_a_stream_that_another_process_cancels_stays_cancelled(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is read of it later ends at once, and taken up again it is still cancelled."""
+def test_a_stream_that_another_process_has_cancelled_stays_cancelled(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs that are added later end at once, and a resumed stream is still cancelled."""
     monkeypatch.setattr(submission, "PART", 50)
     fleet.start()
     jobs = sleepers(300, 0.05)
@@ -414,7 +416,7 @@ def test_a_stream_that_another_process_cancels_stays_cancelled(fleet: Fleet, mon
 
 
 def test_a_worker_whose_clock_is_an_hour_ahead_takes_no_lease_from_another(fleet: Fleet) -> None:
-    """SQLite has no clock of its own. The other worker's leases must not look old, nor those of this one eternal."""
+    """SQLite has no clock of its own. The other worker's leases must not seem expired, and this one's must expire."""
     ahead = an_hour_ahead()
     if ahead is None:
         missing("no faketime here: apt-get install faketime")

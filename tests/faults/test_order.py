@@ -29,8 +29,8 @@ def test_a_small_batch_does_not_wait_for_a_big_one(fleet: Fleet) -> None:
 
 
 def test_low_is_not_starved_by_high(fleet: Fleet) -> None:
-    """There are always more high jobs waiting than a worker claims at once, and yet a low one gets its turn: after some
-    thousand of them, by the turns, and before those behind."""
+    """More high jobs wait than a worker claims at once, and yet low jobs get their turn: after about a thousand high
+    jobs, and before the rest of them."""
     fleet.start()
     high = fleet.submit(quick(1400, priority="high"))
     low = fleet.submit(quick(1, priority="low"))

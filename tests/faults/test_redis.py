@@ -77,8 +77,8 @@ def test_f9_redis_full(fleet: Fleet, broker: RedisServer) -> None:
     fleet.finish()
 
 
-def test_f9_a_worker_that_redis_refuses_takes_no_more_jobs_and_ends(fleet: Fleet, broker: RedisServer) -> None:
-    """It may not acknowledge any more, which ends Celery. What runs is finished; what comes later is for others."""
+def test_f9_a_worker_ends_when_redis_refuses_its_acknowledgements(fleet: Fleet, broker: RedisServer) -> None:
+    """The refusal ends Celery. The running jobs finish, and later ones are left to other workers."""
     worker = fleet.start()
     running = fleet.submit(sleepers(2, 6))
     fleet.wait_until("both run", lambda: fleet.store.progress(running.id).running == 2)
@@ -134,7 +134,7 @@ def test_f12_the_same_message_fifty_times(
 
 
 def test_f13_bad_messages(fleet: Fleet, broker: RedisServer) -> None:
-    """Of another version, with words where none belong, with no body at all, of ten megabytes, not even JSON."""
+    """Messages of another version, with unexpected arguments, without a body, of ten megabytes, or not even JSON."""
     worker = fleet.start(EVALPOOL_RECONCILE_SECONDS="0.3")
     fleet.submit(quick(1))
     fleet.wait_done()
@@ -155,7 +155,7 @@ def test_f13_bad_messages(fleet: Fleet, broker: RedisServer) -> None:
     fleet.wait_done()
     assert worker.process.poll() is None
     fleet.finish()
-    # Every bad one. An empty one is a wake-up, and so is one with a short list of words, as older versions sent them.
+    # Every bad message is kept. One without arguments is a wake-up, and so is a short list of ids of an older version.
     assert fleet.store.letters() == 6 + 1 + 1 + 4
 
 
@@ -184,7 +184,7 @@ def _envelope(broker: RedisServer) -> bytes:
 
 
 def _supervise(fleet: Fleet, codes: list[int]) -> bool:
-    """Start a new worker if there is none, and note how the last one ended. Always true."""
+    """Start a new worker if none runs, and note how the last one ended. Always true."""
     if not fleet.alive:
         codes.append(fleet.workers[-1].process.wait())
         fleet.start(ready=False)
@@ -192,7 +192,7 @@ def _supervise(fleet: Fleet, codes: list[int]) -> bool:
 
 
 def _cheap(fleet: Fleet, broker: RedisServer, postgres: PostgresServer, messages: list[bytes]) -> None:
-    """A wake-up with nothing to do costs one query at most, and the ping of the connection before it."""
+    """A wake-up without jobs costs at most one query, and the ping of the connection before it."""
     worker = fleet.start(EVALPOOL_RECONCILE_SECONDS="3600")
     time.sleep(1.5)  # until its first look is over, and counted
     before = _transactions(postgres, fleet)

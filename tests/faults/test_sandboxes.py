@@ -94,7 +94,7 @@ def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fa
 
 
 def test_a_busy_sandbox_is_paused_for_longer_than_the_wall_limit(fleet: Fleet) -> None:
-    """Twice for a moment more than the limit, then for ever: the worker gives it up and must get rid of it."""
+    """It is paused twice for a moment longer than the limit, then for ever: the worker must give up and remove it."""
     worker = fleet.start()
     tight = Limits(cpu_seconds=10, wall_seconds=3)
     endless = Known(JobSpec(code="import time; time.sleep(1000)", limits=tight), Verdict.TIME_LIMIT)
@@ -157,8 +157,8 @@ def test_f18_the_engine_silent(fleet: Fleet, engine_link: Proxy) -> None:
 
 
 def test_f19_the_image_vanishes(fleet: Fleet, own_engine: Dockerd) -> None:
-    """Its name, to be exact: what runs in it keeps the image itself. Jobs submitted before have its digest, and go on.
-    Those submitted later wait, none fails, and the worker says why; a worker that starts meanwhile refuses to."""
+    """Only its name is removed, since running containers keep the image. Jobs submitted before are pinned to its digest
+    and still run. Later jobs wait, none fails, and the worker says why. A worker refuses to start meanwhile."""
     worker = fleet.start(EVALPOOL_MAX_USES="2")
     fleet.wait_until("it reports", lambda: reported().has(IMAGE))
     before = fleet.submit(mixed(30))

@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True
 
 @BOTH
 def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
-    """Both look ten times a second, and a client wakes them over and over."""
+    """Both poll ten times a second, and a client wakes them over and over."""
     workers = [fleet.start(ready=False, EVALPOOL_RECONCILE_SECONDS="0.1") for _ in range(2)]
     batch = fleet.submit(mixed(50))
     for worker in workers:
@@ -37,8 +37,8 @@ def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
 
 
 def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
-    """A backlog of 5,000 instead of 100,000 jobs, while ever more are submitted: the queue does not grow with them, nor
-    does the worker. After some seconds the rest is cancelled."""
+    """The backlog has 5,000 instead of 100,000 jobs, and more are submitted. Neither the queue in Redis nor the memory
+    of the worker grows with them. After some seconds the rest is cancelled."""
     worker = fleet.start()
     batch = fleet.submit(quick(5000))
     fleet.wait_done(100)
@@ -47,7 +47,8 @@ def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
         for known in quick(10):
             fleet.submit_one(known)
         time.sleep(0.5)
-        # One waits; two that look at once may send one each; and those in the worker's three threads are redelivered.
+        # One message waits, two senders at the same moment may each add one, and the worker's three threads' messages
+        # are redelivered.
         assert broker.waiting() <= 5
     assert _resident(worker.pid) - before < 50 << 20
     assert int(broker.client.memory_usage("evalpool.normal") or 0) < 10 << 20  # type: ignore[arg-type]
@@ -56,7 +57,7 @@ def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
 
 
 def test_f27_a_client_that_dies_mid_submit_and_tries_again(fleet: Fleet, redis_link: Proxy) -> None:
-    """Killed when its rows are committed and nobody is woken: Redis does not answer it."""
+    """The submitter is killed when its rows are committed and no worker is woken, since Redis does not answer it."""
     fleet.start()
     jobs = mixed(20)
     redis_link.freeze()

@@ -1,4 +1,4 @@
-"""Sandboxes that are stopped from outside while a program runs: that time is not the program's."""
+"""Sandboxes that are paused from outside while a program runs: this time does not count against the program."""
 
 import asyncio
 import os
@@ -37,8 +37,8 @@ while now - before < 1:
 time.sleep(0.5)
 print("gone on")
 """
-"""Ends soon after it was stopped for more than a second, and not before. It still takes a moment then: if it ended at
-once, that might be seen before its time is looked at."""
+"""Ends soon after it was paused for more than a second, and not before. It waits a moment first: if it ended at once,
+the agent might see that before it checks the time."""
 How = Callable[..., None]
 
 
@@ -56,7 +56,7 @@ def by_signal(client: docker.DockerClient, box: str, *, stop: bool) -> None:
 async def pause(
     box: Sandbox, client: docker.DockerClient, seconds: float, how: How = by_engine, *, words: str = ""
 ) -> None:
-    """Stop a sandbox for so long, once a program runs in it: a second process, or one with these words."""
+    """Pause a sandbox for so long, once a second process, or one with these words in its command, runs in it."""
 
     def running() -> bool:
         processes = client.api.top(box.id)["Processes"]
@@ -71,7 +71,7 @@ async def pause(
 
 
 @pytest.mark.parametrize("how", [by_engine, by_signal])
-async def test_a_pause_beyond_the_wall_limit_is_told_as_such(
+async def test_a_pause_beyond_the_wall_limit_is_reported(
     box: DockerSandbox, engine_client: docker.DockerClient, how: How
 ) -> None:
     run = asyncio.create_task(box.run(python(UNTIL_PAUSED, limits=LIMITS)))
@@ -82,7 +82,7 @@ async def test_a_pause_beyond_the_wall_limit_is_told_as_such(
     assert outcome.cpu_seconds < LIMITS.cpu_seconds
 
 
-async def test_a_pause_is_given_back_where_there_is_patience(
+async def test_a_pause_does_not_count_against_a_program_with_patience(
     box: DockerSandbox, engine_client: docker.DockerClient
 ) -> None:
     run = asyncio.create_task(box.run(python(UNTIL_PAUSED, limits=LIMITS, patience=PATIENCE * WALL)))
@@ -92,7 +92,7 @@ async def test_a_pause_is_given_back_where_there_is_patience(
     assert outcome.paused_seconds > WALL
 
 
-async def test_a_pause_of_a_container_without_an_agent_is_told_too(
+async def test_a_pause_of_a_container_without_an_agent_is_reported(
     engine: Engine, engine_client: docker.DockerClient
 ) -> None:
     box = ExecSandbox(SHAPE, engine)
@@ -112,7 +112,7 @@ async def test_a_pause_of_a_container_without_an_agent_is_told_too(
         await box.close()
 
 
-async def test_a_program_that_stops_itself_was_not_paused(box: DockerSandbox) -> None:
+async def test_a_program_that_stops_itself_does_not_count_as_paused(box: DockerSandbox) -> None:
     outcome = await box.run(bash("kill -STOP $$", limits=Limits(wall_seconds=2), patience=60))
     assert (outcome.ended, outcome.paused_seconds) == ("wall", 0)
 
@@ -165,7 +165,7 @@ while True:
     for child in children: os.waitpid(child, 0)
 """,
 }
-"""Programs that keep the sandbox busy in every way that might keep the agent from looking at its clock."""
+"""Programs that keep the sandbox busy in ways that might keep the agent from reading the clock."""
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -182,13 +182,13 @@ async def test_no_program_can_pretend_to_have_been_paused(engine: Engine, kind: 
 
 @pytest.fixture
 async def made() -> list[Sandbox]:
-    """The sandboxes of the pool, in the order of their births."""
+    """The sandboxes of the pool, in the order in which they were created."""
     return []
 
 
 @pytest.fixture
 async def pool(engine: Engine, made: list[Sandbox]) -> AsyncIterator[Pool]:
-    """Of real sandboxes, for one job at a time."""
+    """A pool of real sandboxes with one slot."""
 
     async def make(shape: Shape) -> Sandbox:
         sandbox = DockerSandbox(shape, engine, settings=settings())
@@ -205,14 +205,14 @@ async def pool(engine: Engine, made: list[Sandbox]) -> AsyncIterator[Pool]:
 async def test_a_job_whose_sandbox_was_paused_gets_the_verdict_of_an_undisturbed_run(
     pool: Pool, made: list[Sandbox], engine_client: docker.DockerClient, seconds: float
 ) -> None:
-    """After the long pause the worker has given the sandbox up, and destroyed it while it was paused."""
+    """In the long pause the worker gives the sandbox up, and destroys it while it is paused."""
     code = "import time\nfor _ in range(20): time.sleep(0.1)\nprint('done')"
     spec = JobSpec(code=code, limits=LIMITS)
     lease = Lease(job_id="b-000000", batch_id="b", spec=spec, attempt=1, created_at=0, started_at=0)
     job = asyncio.create_task(evaluate(lease, pool, Artifacts(), Settings()))
     while not made:
         await asyncio.sleep(0.01)
-    with suppress(APIError):  # there is nothing to resume where it was given up
+    with suppress(APIError):  # a sandbox that was given up no longer exists
         await pause(made[0], engine_client, seconds)
     result = await job
     assert (result.verdict, result.stdout) == (Verdict.PASSED, "done\n")

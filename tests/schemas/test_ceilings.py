@@ -5,7 +5,7 @@ from schemas.settings import Settings, settings
 
 
 @pytest.mark.parametrize("name", Limits.model_fields)
-def test_each_limit_has_a_ceiling_that_is_named_when_it_is_passed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_limit_has_a_ceiling_and_the_error_names_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"EVALPOOL_MAX_{name.upper()}", "20")
     ceilings.check(Limits(**_small() | {name: 20}), settings())
     with pytest.raises(InvalidJob) as refused:
@@ -17,11 +17,11 @@ def _small() -> dict[str, int]:
     return dict.fromkeys(Limits.model_fields, 4)
 
 
-def test_without_ceilings_all_that_limits_allow_is_allowed() -> None:
+def test_without_ceilings_every_valid_limit_is_allowed() -> None:
     ceilings.check(Limits(cpu_seconds=3600, wall_seconds=86_400, memory_mib=1 << 20, processes=4096), Settings())
 
 
-def test_the_wall_limit_that_applies_is_the_one_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_wall_limit_is_compared_with_its_ceiling_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALPOOL_MAX_WALL_SECONDS", "20")
     with pytest.raises(
         InvalidJob, match=r"limits\.wall_seconds: 22 is more than the 20 that EVALPOOL_MAX_WALL_SECONDS"

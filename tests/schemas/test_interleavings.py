@@ -1,5 +1,5 @@
-"""Whatever happens in whatever order, every job ends with one result: random steps of submitters, workers, cancellers
-and reconcilers, each checked against what the rows said before it."""
+"""Every job ends with one result in any order of events: random steps of submitters, workers, cancellers and
+reconcilers, each of them checked against the rows before it."""
 
 import os
 import random
@@ -35,10 +35,10 @@ from tests.schemas.test_store import result
 
 WORKERS = ["w1", "w2"]
 PROGRAMS = "ab"
-"""So few that identical jobs are frequent."""
+"""There are few, so that identical jobs are frequent."""
 VERDICTS = [Verdict.PASSED, Verdict.WRONG_ANSWER, Verdict.SANDBOX_ERROR, Verdict.CANCELLED]
 LONG = 100_000.0
-"""Seconds that no test takes: leases run out because somebody says so, never by themselves."""
+"""More seconds than a test takes, so that a lease expires only when a step makes it expire."""
 FUTURE = """{"code": "x", "field_of_the_future": 1}"""
 FINAL = (State.FINISHED, State.CANCELLED)
 ROWS = """
@@ -49,20 +49,20 @@ ROWS = """
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes thousands of jobs takes a few."""
+    """Lower the sizes, so that a few jobs do what usually takes thousands."""
     monkeypatch.setattr(module, "WHOLE", 3)
     monkeypatch.setattr(module, "PART", 2)
     monkeypatch.setattr(module, "ABANDONED_SECONDS", -1)
     monkeypatch.setattr(rows, "IDS_AT_ONCE", 3)
 
 
-class CutOff(Exception):  # noqa: N818 - a fact
-    """The process has died here."""
+class CutOff(Exception):  # noqa: N818 - it is not an error
+    """Stands for the death of the process."""
 
 
 @dataclass
 class Feeder:
-    """A process that feeds a stream from its `first`-th job on, and knows only the leaders it has seen itself."""
+    """A process that submits a stream from its `first`-th job on. It knows only the leaders it has seen itself."""
 
     first: int
     turn: float
@@ -72,7 +72,7 @@ class Feeder:
 
 @dataclass
 class Submission:
-    """What a batch is made of, so that it can be taken up by another process."""
+    """The content of a batch, so that another process can resume its submission."""
 
     specs: list[JobSpec]
     alike: bool
@@ -97,33 +97,33 @@ def some_specs(codes: list[str], priority: Priority) -> list[JobSpec]:
 
 
 MANY = [str(number) for number in range(40)]
-"""So many that leaders, twins and jobs that are neither lie next to each other."""
+"""There are enough of them that leaders, twins and jobs that are neither are mixed in a batch."""
 ATTEMPTS = 3
 STEPS = 150
-"""Of each thread."""
+"""Steps of each thread."""
 CODES = st.lists(st.sampled_from(PROGRAMS), min_size=1, max_size=6)
 ALIKE = st.sampled_from([True, True, False])
 FEW = 6
-"""Open jobs from which on none are submitted, so that most steps are about the same ones."""
+"""No more jobs are submitted while so many are open, so that most steps are about the same jobs."""
 PRIORITIES = st.sampled_from(Priority)
 
 
 class Interleaving(RuleBasedStateMachine):
-    """One step at a time. What the rows said before a step decides what they may say after it."""
+    """Takes one step at a time, and compares the rows after it with the rows before it."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
         self.store = Store(store.database)
         self.submissions: dict[str, Submission] = {}
         self.given: list[tuple[str, Lease]] = []
-        """Every lease that a worker has had and not put back, with its holder."""
+        """Every lease that a worker got and did not put back, with the worker."""
         self.holders: dict[str, tuple[str, int]] = {}
         self.verdicts: dict[str, Verdict] = {}
         """The first verdict of each job that has one."""
         self.open = 0
         """How many jobs have no result."""
         self.sound = True
-        """Whether the latest step went as it should: else there is nothing to be drained."""
+        """Whether the latest step succeeded. After a failed step, draining would only hide the failure."""
         with store.database.write() as db:
             for name in ("cases", "results", "tallies", "jobs", "batches"):
                 db.execute(text(f"DELETE FROM {name}"))
@@ -133,7 +133,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @contextmanager
     def step(self) -> Iterator[dict[str, Any]]:
-        """What the rows say before it."""
+        """Take a step; yields the rows before it."""
         self.sound = False
         yield self.rows()
         self.sound = True
@@ -152,7 +152,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @contextmanager
     def cut_off(self, after: int | None) -> Iterator[None]:
-        """The process dies before its next transaction when it has committed so many; never, if `None`."""
+        """Let the process die after so many transactions; with `None`, it does not die."""
         database, left = self.store.database, [after]
         write = type(database).write
 
@@ -212,7 +212,7 @@ class Interleaving(RuleBasedStateMachine):
     @precondition(lambda self: self.streams())
     @rule(data=st.data())
     def take_up_stream(self, data: st.DataObject) -> None:
-        """The first process may be dead or alive."""
+        """Resume a stream. The first process may be dead or alive."""
         with self.step():
             self._feeder(data.draw(st.sampled_from(self.streams())))
 
@@ -272,7 +272,7 @@ class Interleaving(RuleBasedStateMachine):
                 and row.image not in without
                 and not (row.lease_until and row.worker in left_alone)
             ]
-            # `after` one transaction, the worker dies before it has put back what it cannot read
+            # After one transaction, the worker dies before it has put back the jobs that it cannot read.
             with self.cut_off(after):
                 claim = self.store.claim(count, worker, LONG if alive else -LONG, version=version, without=without)
                 taken = {lease.job_id for lease in claim.leases} | claim.unreadable.keys()
@@ -290,7 +290,7 @@ class Interleaving(RuleBasedStateMachine):
     @precondition(lambda self: self.given)
     @rule(data=st.data(), verdicts=st.lists(st.sampled_from(VERDICTS), min_size=1, max_size=3))
     def record(self, data: st.DataObject, verdicts: list[Verdict]) -> None:
-        """Of leases that are held, were lost long ago, or have a result already; of one job several times."""
+        """Record results for leases that are held, were lost or have a result already; some for the same job."""
         with self.step() as before:
             leases = [data.draw(st.sampled_from(self.given[-8:]))[1] for _ in verdicts]
             results = [result(lease, verdict) for lease, verdict in zip(leases, verdicts, strict=True)]
@@ -333,7 +333,7 @@ class Interleaving(RuleBasedStateMachine):
         with self.step() as before:
             worker, lease = data.draw(st.sampled_from(self.given[-8:]))
             if lease.attempt >= self.max_attempts:
-                return  # a worker records this as the end
+                return  # after the last attempt, a worker records a result instead
             self.store.release(lease, worker, "the container is gone", shun)
             was, now = before[lease.job_id], self.rows()[lease.job_id]
             if (was.state, was.attempt, was.worker) == (State.RUNNING, lease.attempt, worker):
@@ -347,7 +347,7 @@ class Interleaving(RuleBasedStateMachine):
         with self.step() as before:
             holder, lease = data.draw(st.sampled_from(self.given[-8:]))
             self.store.put_back([lease], holder)
-            # what was never tried will never have a result, nor be given back twice
+            # A worker forgets such a lease: it never records a result for it, nor puts it back again.
             self.given = [each for each in self.given if each[1] is not lease]
             was, now = before[lease.job_id], self.rows()[lease.job_id]
             if (was.state, was.worker, was.attempt) == (State.RUNNING, holder, lease.attempt):
@@ -406,7 +406,7 @@ class Interleaving(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def come_from_the_future(self, data: st.DataObject) -> None:
-        """A job of a version that we cannot read."""
+        """Turn a waiting job into one that this version cannot read."""
         with self.step() as before:
             waiting = [row.id for row in before.values() if row.state in (State.QUEUED, TWIN, HELD)]
             if waiting:
@@ -430,7 +430,7 @@ class Interleaving(RuleBasedStateMachine):
             elif row.state == State.RUNNING:
                 assert self.holders[row.id] == (row.worker, row.attempt), row
             else:
-                assert row.cancelled_at is None, f"nobody will ever take it: {row}"
+                assert row.cancelled_at is None, f"no worker will ever claim it: {row}"
         with self.store.database.read() as db:
             results = db.execute(text("SELECT count(*) FROM results")).scalar()
             batches = db.execute(text("SELECT id, todo, cancelled_at FROM batches")).all()
@@ -455,7 +455,7 @@ class Interleaving(RuleBasedStateMachine):
 
 
 def drain(store: Store, max_attempts: int) -> None:
-    """Let everybody who was at it be dead, and a last worker do the rest: then no job may be left."""
+    """Expire all leases, and let a last worker run the rest. Then no job may be left."""
     for batch_id in store.abandoned():
         store.finish(batch_id)
     with store.database.write() as db:
@@ -471,7 +471,7 @@ def drain(store: Store, max_attempts: int) -> None:
     assert audit(store, repair=False) == []
 
 
-def test_whatever_happens_in_whatever_order_every_job_ends_with_one_result(store: Store) -> None:
+def test_every_job_ends_with_one_result_in_any_order_of_events(store: Store) -> None:
     run_state_machine_as_test(
         lambda: Interleaving(store),  # type: ignore[arg-type]
         settings=settings(
@@ -490,7 +490,7 @@ def test_whatever_happens_in_whatever_order_every_job_ends_with_one_result(store
 
 
 class Worker:
-    """A worker, a submitter, a canceller and a reconciler in one, for a thread of its own."""
+    """A worker that also submits, cancels and reconciles; each one has a thread."""
 
     def __init__(self, name: str, store: Store, batches: list[str], seed: int) -> None:
         self.name, self.store, self.batches, self.chance = name, Store(store.database), batches, random.Random(seed)
@@ -524,7 +524,7 @@ class Worker:
     def record(self) -> None:
         some = self.some()
         self.store.record([result(lease, self.chance.choice(VERDICTS)) for lease in some], self.name)
-        self.drop(some if self.chance.random() < 0.8 else [])  # else it comes once more
+        self.drop(some if self.chance.random() < 0.8 else [])  # sometimes the same results are recorded twice
 
     def renew(self) -> None:
         lost, _ = self.store.renew({lease.job_id: lease.attempt for lease in self.some()}, self.name, LONG)
@@ -571,10 +571,8 @@ class Worker:
             self.store.cancel(job_id=rows.job_id(batch_id, self.chance.randrange(total)))
 
 
-def test_workers_that_do_everything_at_once_lose_nothing_and_wait_for_nobody_in_a_circle(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PART", 20)  # large enough to lock what others want
+def test_concurrent_workers_lose_no_job_and_do_not_deadlock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PART", 20)  # large enough that transactions lock the same rows
     codes = random.Random(7).choices(MANY, k=200)
     batch = Submission(some_specs(codes, Priority.NORMAL), True)
     batches = ["b", "c"]

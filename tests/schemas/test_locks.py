@@ -1,4 +1,4 @@
-"""Two transactions that meet over the same jobs: each waits for the other's end, never in a circle."""
+"""Two transactions that lock the same jobs: one waits for the other, and they never deadlock."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,8 @@ Meet = Callable[[Callable[[], object], Callable[[], object]], None]
 
 @pytest.fixture
 def meet(store: Store, monkeypatch: pytest.MonkeyPatch) -> Meet:
-    """Let the first one come as far as its twins, then start the second; go on with the first when the second waits."""
+    """Stop the first transaction before it shares results with twins, start the second, and continue the first when the
+    second waits for a lock."""
 
     def run(first: Callable[[], object], second: Callable[[], object]) -> None:
         share, arrived = endings.share, threading.Event()
@@ -60,14 +61,14 @@ def test_a_twin_that_is_being_cancelled_does_not_take_the_place_of_its_leader(st
     assert [lease.job_id for lease in store.claim(9, "w", 60).leases] == ["b-000002"]
 
 
-def test_a_leader_and_its_twin_are_cancelled_at_once(store: Store, meet: Meet) -> None:
+def test_a_leader_and_its_twin_can_be_cancelled_concurrently(store: Store, meet: Meet) -> None:
     submit(store, "x", "x", "x")
     meet(lambda: store.cancel(job_id="b-000000"), lambda: store.cancel(job_id="b-000001"))
     assert store.progress("b").verdicts == {Verdict.CANCELLED: 2}
     assert [lease.job_id for lease in store.claim(9, "w", 60).leases] == ["b-000002"]
 
 
-def test_results_are_recorded_while_a_part_with_their_twins_is_cancelled(
+def test_results_can_be_recorded_while_their_twins_are_cancelled(
     store: Store, meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART", 2)
@@ -78,7 +79,7 @@ def test_results_are_recorded_while_a_part_with_their_twins_is_cancelled(
     assert store.progress("b").verdicts == {Verdict.PASSED: 3}
 
 
-def test_results_are_recorded_while_a_second_process_adds_twins_of_twins(store: Store, meet: Meet) -> None:
+def test_results_can_be_recorded_while_a_second_process_adds_twins_of_twins(store: Store, meet: Meet) -> None:
     same, other = JobSpec(code="x"), JobSpec(code="y")
     digests = [same.digest("image"), same.digest("image"), other.digest("image")]
     store.open_batch("b", 5, None, None, {})

@@ -25,7 +25,7 @@ def modes(folder: Path) -> dict[str, int]:
     return {path.name: mode(path) for path in folder.iterdir()}
 
 
-def test_a_database_and_the_folders_made_for_it_are_its_owners_alone(umask: None, tmp_path: Path) -> None:
+def test_a_new_database_and_its_new_folders_are_private(umask: None, tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/a/b/evalpool.db")
     with database.write() as db:
         db.exec_driver_sql("CREATE TABLE t (x)")
@@ -35,7 +35,7 @@ def test_a_database_and_the_folders_made_for_it_are_its_owners_alone(umask: None
     assert (mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o700, 0o700)
 
 
-def test_a_database_that_was_open_to_all_is_narrowed_and_its_folder_is_not(tmp_path: Path) -> None:
+def test_an_existing_database_becomes_private_and_its_folder_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     first = Database(f"sqlite:///{tmp_path}/x.db")
     for path in tmp_path.iterdir():
@@ -72,12 +72,12 @@ def test_a_database_that_is_named_by_a_uri_is_where_the_uri_says(
     assert [path.name for path in tmp_path.iterdir()] == ["x.db"]
 
 
-def test_a_folder_that_cannot_be_made_is_told_in_one_sentence() -> None:
-    with pytest.raises(SetupError, match=r"the database /dev/null/x/y.db cannot be made .*EVALPOOL_DATABASE_URL"):
+def test_a_folder_that_cannot_be_created_is_reported_in_one_sentence() -> None:
+    with pytest.raises(SetupError, match=r"the database /dev/null/x/y.db cannot be created .*EVALPOOL_DATABASE_URL"):
         Database("sqlite:////dev/null/x/y.db")
 
 
-def test_a_folder_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_an_existing_folder_keeps_its_mode(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     private_folder(tmp_path)
     private_file(tmp_path / "new" / "file")

@@ -19,7 +19,7 @@ DIGESTS = [spec.digest("image") for spec in SAME]
 
 
 def at_once(*calls: Callable[[], object]) -> list[BaseException]:
-    """Run all of them in threads, and tell what they raised."""
+    """Run all of them in threads, and return what they raised."""
     raised: list[BaseException] = []
 
     def run(call: Callable[[], object]) -> None:
@@ -53,7 +53,7 @@ def verdicts(store: Store, batch_id: str = "b") -> dict[Verdict, int]:
 # -- leases that run out ---------------------------------------------------------------------------
 
 
-def test_leases_that_run_out_while_four_reconcilers_look_all_end_with_a_result(store: Store) -> None:
+def test_jobs_whose_last_lease_expires_under_four_reconcilers_all_get_a_result(store: Store) -> None:
     store.add_batch("b", [JobSpec(code="x")] * 2000, None, None)
     chance = random.Random(7)
     held = {lease.job_id: 1 for _ in range(200) for lease in store.claim(10, "w", chance.uniform(0, 0.6)).leases}
@@ -76,7 +76,7 @@ def test_leases_that_run_out_while_four_reconcilers_look_all_end_with_a_result(s
     assert audit(store, repair=False) == []
 
 
-def test_a_job_whose_last_lease_runs_out_is_never_put_back(store: Store) -> None:
+def test_a_job_whose_last_lease_expires_is_never_put_back(store: Store) -> None:
     store.add_batch("b", SAME, None, None)
     store.claim(4, "w", -1)
     store.expire(1)
@@ -84,8 +84,8 @@ def test_a_job_whose_last_lease_runs_out_is_never_put_back(store: Store) -> None
     assert verdicts(store) == {Verdict.SANDBOX_ERROR: 4}
 
 
-def test_a_result_beside_an_open_job_stops_nobody(store: Store) -> None:
-    """As an older version could leave it."""
+def test_a_job_that_has_a_result_but_is_still_open_does_not_block_others(store: Store) -> None:
+    """An older version could leave such rows."""
     store.add_batch("b", SAME, None, None)
     leases = store.claim(4, "w", -1).leases
     store.record([result(leases[0])])
@@ -126,7 +126,7 @@ def test_the_audit_finds_and_repairs_what_older_versions_left(store: Store) -> N
     assert first.job_id == store.claim(1, "w", 60).leases[0].job_id
 
 
-def test_the_audit_finds_twins_that_wait_for_nobody(store: Store) -> None:
+def test_the_audit_finds_twins_whose_leader_has_ended_or_is_missing(store: Store) -> None:
     store.add_batch("b", SAME, None, None, DIGESTS)
     store.add_batch("c", SAME, None, None, DIGESTS)
     change(store, "UPDATE jobs SET twin_of = 'gone' WHERE id = 'b-000003'")
@@ -148,7 +148,7 @@ def finish_rest(store: Store) -> None:
         store.record([result(lease) for lease in leases])
 
 
-def test_twins_of_a_cancelled_leader_run(store: Store) -> None:
+def test_a_twin_of_a_cancelled_leader_runs(store: Store) -> None:
     store.add_batch("b", SAME, None, None, DIGESTS)
     store.cancel(job_id="b-000000")
     (heir,) = store.claim(9, "w", 60).leases
@@ -157,7 +157,7 @@ def test_twins_of_a_cancelled_leader_run(store: Store) -> None:
     assert verdicts(store) == {Verdict.CANCELLED: 1, Verdict.PASSED: 3}
 
 
-def test_twins_of_a_leader_that_was_given_up_run(store: Store) -> None:
+def test_a_twin_runs_if_its_leader_has_used_up_its_attempts(store: Store) -> None:
     store.add_batch("b", SAME, None, None, DIGESTS)
     store.claim(1, "dead", -1)
     store.expire(1)
@@ -166,7 +166,7 @@ def test_twins_of_a_leader_that_was_given_up_run(store: Store) -> None:
 
 
 @pytest.mark.parametrize("how", ["release", "put_back", "expire"])
-def test_twins_of_a_leader_that_is_put_back_while_it_is_cancelled_run(store: Store, how: str) -> None:
+def test_a_twin_runs_if_its_cancelled_leader_is_put_back_or_expires(store: Store, how: str) -> None:
     store.add_batch("b", SAME, None, None, DIGESTS)
     (lease,) = store.claim(1, "w", -1 if how == "expire" else 60).leases
     store.cancel(job_id=lease.job_id)
@@ -181,7 +181,7 @@ def test_twins_of_a_leader_that_is_put_back_while_it_is_cancelled_run(store: Sto
 
 
 def test_a_twin_of_a_twin_gets_the_result_too(store: Store) -> None:
-    """Two processes that feed one stream: the second does not know of the first one's leader."""
+    """Two processes submit one stream, and the second does not know the leader of the first."""
     store.open_batch("b", 4, None, "key", {})
     store.add_jobs("b", 0, SAME[:1], 0.0, DIGESTS[:1], {})
     store.add_jobs("b", 1, SAME[1:2], 0.0, DIGESTS[1:2], {1: "b-000000"})
@@ -191,7 +191,7 @@ def test_a_twin_of_a_twin_gets_the_result_too(store: Store) -> None:
     assert verdicts(store) == {Verdict.PASSED: 4}
 
 
-def test_a_cancelled_batch_takes_its_twins_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_twins_in_a_cancelled_batch_are_cancelled_too(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PART", 2)
     store.add_batch("b", SAME, None, None, DIGESTS)
     store.cancel(batch_id="b")
@@ -202,7 +202,7 @@ def test_a_cancelled_batch_takes_its_twins_along(store: Store, monkeypatch: pyte
 # -- jobs of other versions ------------------------------------------------------------------------
 
 
-def test_a_job_that_this_version_cannot_read_harms_no_other_and_is_not_tried(store: Store) -> None:
+def test_a_job_that_this_version_cannot_read_is_not_tried_and_does_not_affect_others(store: Store) -> None:
     store.add_batch("b", SAME, None, None)
     change(store, """UPDATE jobs SET spec = '{"code": "x", "field_of_the_future": 1}' WHERE id = 'b-000001'""")
     claim = store.claim(9, "w1", 60, version="1")
@@ -215,14 +215,14 @@ def test_a_job_that_this_version_cannot_read_harms_no_other_and_is_not_tried(sto
     assert store.waiting("b") == [(None, True, 1)]
 
 
-def test_jobs_of_images_that_a_worker_has_not_are_left_to_others(store: Store) -> None:
+def test_jobs_whose_image_a_worker_lacks_are_left_to_others(store: Store) -> None:
     store.add_batch("b", SAME, None, None, images=["a:1 sha256:1", "b:1", "a:1 sha256:2", "a:1 sha256:1"])
     claimed = store.claim(9, "w", 60, without={"a:1 sha256:1", "b:1"}).leases
     assert [(lease.job_id, lease.image) for lease in claimed] == [("b-000002", "a:1 sha256:2")]
     assert sorted(store.waiting("b")) == [("a:1 sha256:1", False, 2), ("b:1", False, 1)]  # type: ignore[type-var]
 
 
-def test_a_name_of_an_image_means_the_same_to_all_jobs_of_a_batch(store: Store) -> None:
+def test_an_image_is_pinned_once_for_all_jobs_of_a_batch(store: Store) -> None:
     store.add_batch("b", SAME, None, None)
     assert store.pin("b", "a:1", "sha256:1") == "sha256:1"
     assert store.pin("b", "a:1", "sha256:2") == "sha256:1"
@@ -243,7 +243,7 @@ def test_a_large_batch_is_stored_in_parts(store: Store, monkeypatch: pytest.Monk
     assert [lease.job_id for lease in store.claim(9, "w", 60).leases] == [f"b-{n:06}" for n in range(8)]
 
 
-def test_a_large_batch_whose_submission_breaks_off_is_not_run_until_it_is_submitted_again(
+def test_a_large_batch_whose_submission_was_interrupted_does_not_run_until_it_is_submitted_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
@@ -264,7 +264,7 @@ def test_a_large_batch_whose_submission_breaks_off_is_not_run_until_it_is_submit
     assert len(store.claim(9, "w", 60).leases) == 8
 
 
-def test_a_large_batch_that_is_taken_up_waits_for_no_leader_that_was_cancelled_meanwhile(
+def test_a_large_batch_that_is_resumed_does_not_wait_for_a_leader_that_was_cancelled_meanwhile(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
@@ -285,7 +285,7 @@ def test_a_large_batch_that_is_taken_up_waits_for_no_leader_that_was_cancelled_m
     assert verdicts(store) == {Verdict.CANCELLED: 1, Verdict.PASSED: 3}
 
 
-def test_a_worker_finishes_what_a_submitter_or_a_canceller_has_begun(
+def test_a_worker_finishes_the_queueing_or_cancelling_that_another_process_began(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
@@ -319,7 +319,7 @@ def test_a_batch_that_is_cancelled_while_it_is_streamed_stays_cancelled(store: S
 # -- turns -----------------------------------------------------------------------------------------
 
 
-def test_a_stream_that_is_taken_up_gets_the_turns_of_now_whatever_its_priority(store: Store) -> None:
+def test_a_resumed_stream_gets_current_turns_whatever_its_priority(store: Store) -> None:
     low = [JobSpec(code="x", priority=Priority.LOW)] * 20
     _, _, turn = store.open_batch("low", 20, None, "key", {})
     store.add_jobs("low", 0, low[:10], turn)
@@ -339,7 +339,7 @@ def test_single_jobs_share_the_slots_with_batches(store: Store) -> None:
     assert 25 <= first.count("b") <= 35
 
 
-def test_single_jobs_of_cancelled_ones_take_no_turns(store: Store) -> None:
+def test_cancelled_single_jobs_do_not_delay_later_ones(store: Store) -> None:
     for n in range(300):
         store.add_batch(f"s{n:04}", [JobSpec(code="x")], None, None)
     for n in range(300):
@@ -352,7 +352,7 @@ def test_single_jobs_of_cancelled_ones_take_no_turns(store: Store) -> None:
 # -- bounded --------------------------------------------------------------------------------------
 
 
-def test_of_messages_that_nobody_could_read_the_latest_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_latest_unreadable_messages_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LETTERS", 5)
     for n in range(12):
         store.bury("w", f"{n}", "{}")

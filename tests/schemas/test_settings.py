@@ -8,7 +8,7 @@ from schemas.settings import Settings, settings
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that evalpool seems to run from."""
+    """A folder that stands in for the checkout."""
     folder = tmp_path / "checkout"
     folder.mkdir()
     (folder / "pyproject.toml").touch()
@@ -46,7 +46,7 @@ def test_the_database_lies_in_the_state_directory_unless_named(monkeypatch: pyte
     assert settings().store_url == "postgresql+psycopg://u:p@h/d"
 
 
-def test_a_file_of_the_working_directory_is_not_read(
+def test_an_env_file_in_the_working_directory_is_not_read(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".env").write_text("EVALPOOL_DATABASE_URL=postgresql://stranger/x\n")
@@ -54,13 +54,13 @@ def test_a_file_of_the_working_directory_is_not_read(
     assert Settings().database_url is None
 
 
-def test_the_file_of_the_checkout_is_read_from_any_working_directory(
+def test_the_env_file_of_the_checkout_is_read_from_any_working_directory(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (checkout / ".env").write_text("EVALPOOL_SLOTS=7\nPOSTGRES_PASSWORD=x\n")
     monkeypatch.chdir(tmp_path)
     assert Settings().slots == 7
-    (checkout / "pyproject.toml").unlink()  # a folder of installed packages is no checkout
+    (checkout / "pyproject.toml").unlink()  # then it is a folder of installed packages
     assert "slots" not in Settings().model_fields_set
 
 
@@ -75,7 +75,7 @@ def test_the_named_file_wins_over_the_checkouts_and_the_environment_over_both(
     assert (found.slots, found.chunk, found.max_uses) == (7, 6, 5)
 
 
-def test_a_named_file_that_is_missing_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_named_file_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALPOOL_ENV_FILE", "/nowhere/fleet.env")
     with pytest.raises(SetupError, match=r"EVALPOOL_ENV_FILE='/nowhere/fleet.env': there is no such file"):
         settings()
@@ -114,7 +114,7 @@ def test_without_a_named_redis_the_socket_of_the_user_or_the_machine_is_used(
         ("rediss://host:1/2", "rediss://host:1/2"),
     ],
 )
-def test_a_socket_is_named_to_celery_in_its_own_words(
+def test_the_url_of_a_socket_is_translated_for_celery(
     given: str, celerys: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVALPOOL_REDIS_URL", given)

@@ -15,7 +15,7 @@ OBEYED = [
 ]
 
 
-def test_a_line_of_json_means_the_same_and_has_nothing_that_a_terminal_obeys() -> None:
+def test_an_escaped_line_of_json_means_the_same_and_cannot_control_a_terminal() -> None:
     text = HARMLESS + "".join(each for each in OBEYED if not 0xD800 <= ord(each) < 0xE000)
     line = escaped(json.dumps(text, ensure_ascii=False))
     assert json.loads(line) == text
@@ -27,7 +27,7 @@ def test_a_line_of_json_means_the_same_and_has_nothing_that_a_terminal_obeys() -
 
 
 @pytest.mark.parametrize("kept", ["\n", "\t"])
-def test_any_text_keeps_its_lines_and_nothing_that_a_terminal_obeys(kept: str) -> None:
+def test_escaped_text_keeps_its_lines_and_cannot_control_a_terminal(kept: str) -> None:
     said = plain(HARMLESS + kept + "".join(OBEYED))
     assert set(OBEYED) & set(said) == {"\n", "\t"}
     assert said.startswith(HARMLESS + kept + "\\u0000\\u0001")

@@ -1,4 +1,4 @@
-"""Outputs of programs in the database: stored once, compressed, and read in parts that fit into memory."""
+"""Outputs of programs are stored once, compressed, and read in parts that fit into memory."""
 
 import random
 
@@ -24,7 +24,7 @@ def test_a_text_comes_back_as_it_went_in(store: Store, given: str) -> None:
     assert (back.stdout, back.stderr) == (given, given)
 
 
-def test_a_long_text_takes_less_room_and_a_short_one_is_readable() -> None:
+def test_a_long_text_is_compressed_and_a_short_one_is_stored_as_it_is() -> None:
     assert len(pack("the same line\n" * 10_000)) < 5000
     assert pack("a short line") == "a short line"
     assert unpack(f"{MARK}text of an older version") == f"{MARK}text of an older version"

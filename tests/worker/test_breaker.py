@@ -45,8 +45,8 @@ async def test_whoever_waits_is_let_go_at_the_end() -> None:
     await asyncio.wait_for(waiting, 10)
 
 
-async def test_after_the_end_nobody_is_made_to_wait_again() -> None:
-    """What fails while a worker stops must not keep it from stopping."""
+async def test_a_closed_breaker_cannot_be_tripped_again() -> None:
+    """A failure while a worker stops must not keep it from stopping."""
 
     async def never() -> None:
         raise OSError

@@ -24,7 +24,7 @@ from worker.tools.languages import LANGUAGES, SCANNED, Language, classes
 
 
 class Watched(FakeSandbox):
-    """Notes what runs, and can say that the machine was busy, or that the sandbox was paused until the wall limit."""
+    """Notes what runs. It can pretend that the machine was busy, or that the sandbox was paused at the wall limit."""
 
     programs: list[Program] = []  # noqa: RUF012 - one list for all, on purpose
     busy: list[float] = []  # noqa: RUF012
@@ -69,7 +69,7 @@ async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
         await pool.close()
 
 
-async def test_a_job_over_the_workers_ceiling_ends_at_once_and_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_job_above_the_workers_ceiling_ends_at_once_and_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALPOOL_MAX_PROCESSES", "10")
     refused, ran = await run(JobSpec(code="print(1)"), JobSpec(code="print(2)", limits=Limits(processes=10)))
     assert (refused.verdict, refused.attempt) == (Verdict.SANDBOX_ERROR, 1)
@@ -170,34 +170,34 @@ async def test_a_program_whose_sandbox_was_paused_is_run_again_with_patience() -
 
 
 async def test_a_pause_is_forgiven_in_every_case_of_a_job() -> None:
-    """Unlike a rerun for want of CPU time, this one stops no other slot."""
+    """Unlike a rerun after CPU starvation, this one does not stop the other slots."""
     Watched.pauses = [5, 0] * 3
     (result,) = await run(JobSpec(code="print(input())", cases=[Case(str(n), str(n)) for n in range(3)], limits=TIGHT))
     assert result.passed
     assert len(Watched.programs) == 6
 
 
-async def test_a_second_run_that_was_given_the_time_of_its_pause_is_the_last_one() -> None:
+async def test_a_second_run_is_the_last_one_even_if_it_was_paused() -> None:
     Watched.pauses = [5, 11]
     (result,) = await run(JobSpec(code="print(1)", limits=TIGHT))
     assert result.verdict is Verdict.TIME_LIMIT
     assert len(Watched.programs) == 2
 
 
-async def test_a_second_pause_beyond_all_patience_is_our_failure() -> None:
+async def test_a_second_pause_that_exceeds_the_patience_is_our_failure() -> None:
     Watched.pauses = [5, 13]
-    with pytest.raises(SandboxLost, match="stopped from outside"):
+    with pytest.raises(SandboxLost, match="paused from outside"):
         await run(JobSpec(code="print(1)", limits=TIGHT))
 
 
-async def test_a_checker_whose_sandbox_was_paused_says_nothing_against_the_program() -> None:
+async def test_a_checker_whose_sandbox_was_paused_is_run_again() -> None:
     Watched.pauses = [0, 5]
     cases = [Case("", "1 2", comparator="checker")]
     (result,) = await run(JobSpec(code="print('2 1', end='')", cases=cases, checker=CHECKER))
     assert result.passed, result.detail
 
 
-async def test_a_look_for_a_compiler_in_a_paused_sandbox_says_nothing_about_the_image(toy: str) -> None:
+async def test_the_search_for_a_compiler_is_repeated_if_its_sandbox_was_paused(toy: str) -> None:
     Watched.pauses = [5]
     (result,) = await run(compiled_job(toy, "echo 1\n"))
     assert result.passed, result.detail

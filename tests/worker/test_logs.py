@@ -3,7 +3,7 @@ import logging
 from worker.logs import Text
 
 
-def test_what_a_program_said_is_neither_obeyed_nor_taken_for_a_line_of_the_log() -> None:
+def test_output_of_a_program_in_the_log_is_escaped_and_indented() -> None:
     said = "ended\x1b[2J\x9b\u202e\n12:00:00 INFO evalpool.runner: forged"
     record = logging.LogRecord("evalpool.runner", logging.INFO, "", 0, "%s", (said,), None)
     record.action = "job_finished"

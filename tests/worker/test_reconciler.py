@@ -1,4 +1,4 @@
-"""Jobs that no message tells of are found, and one step that fails does not stop the others."""
+"""Jobs are found without a message, and a step that fails does not stop the others."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.redis
 
 
 class Looking:
-    """A reconciler, and how often it has set its worker to work."""
+    """A reconciler, and how often it made its worker look for jobs."""
 
     def __init__(self, store: Store) -> None:
         self.works = 0
@@ -50,7 +50,7 @@ def queued(url: str) -> int:
         return sum(int(client.llen(queue)) for queue in QUEUES.values())  # type: ignore[arg-type]
 
 
-async def test_every_look_sets_the_worker_to_work_whatever_redis_says(
+async def test_every_look_makes_the_worker_claim_even_after_redis_was_flushed(
     looking: Looking, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await looking.reconciler.look()
@@ -60,7 +60,7 @@ async def test_every_look_sets_the_worker_to_work_whatever_redis_says(
     assert looking.works == 2
 
 
-async def test_the_jobs_of_a_silent_worker_wait_again_and_the_others_are_woken(
+async def test_the_jobs_of_a_dead_worker_are_requeued_and_another_worker_is_woken(
     looking: Looking, store: Store, redis_url: str
 ) -> None:
     store.claim(2, "dead", -1)
@@ -85,6 +85,6 @@ async def test_a_step_that_fails_does_not_stop_the_others(
     assert looking.reconciler.counts["failed"] == 1
 
 
-async def test_a_worker_says_what_it_has(looking: Looking, store: Store) -> None:
+async def test_a_worker_reports_its_images(looking: Looking, store: Store) -> None:
     await looking.reconciler.look()
     assert store.fleet(60).pin("a:1") == "a:1 sha256:1"

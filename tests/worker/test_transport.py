@@ -1,4 +1,4 @@
-"""The transport of our Celery app: what it changes, for whom, and which facts about kombu it stands on."""
+"""The transport of our Celery app: what it changes, for whom, and which details of kombu it relies on."""
 
 import inspect
 import json
@@ -42,7 +42,7 @@ URLS = [
 ]
 
 
-def test_importing_a_worker_leaves_kombu_as_it_was() -> None:
+def test_importing_a_worker_does_not_change_kombu() -> None:
     code = (
         "from kombu.transport import redis, TRANSPORT_ALIASES as names\n"
         "before = redis.Transport.Channel, redis.Channel.Message, redis.Channel._brpop_read, dict(names)\n"
@@ -63,7 +63,7 @@ def test_every_connection_of_our_app_reads_with_our_transport(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_apart_from_its_transport_a_connection_is_what_kombu_would_make(url: str) -> None:
+def test_apart_from_its_transport_a_connection_is_the_same_as_kombus(url: str) -> None:
     ours, usual = app.connection_for_read(url), kombu.Connection(url)
     for name in ("hostname", "port", "virtual_host", "userid", "password", "ssl", "uri_prefix", "transport_cls"):
         assert getattr(ours, name) == getattr(usual, name), name
@@ -71,13 +71,13 @@ def test_apart_from_its_transport_a_connection_is_what_kombu_would_make(url: str
     assert ours.transport.driver_type == usual.transport.driver_type == "redis"  # what Celery and Flower ask for
 
 
-def test_tls_is_not_lost_on_the_way() -> None:
+def test_a_rediss_url_still_uses_tls() -> None:
     assert app.connection_for_read("rediss://localhost").ssl == {"ssl_cert_reqs": ssl.CERT_NONE}
     given = app.connection_for_read("rediss://localhost?ssl_cert_reqs=required").ssl
     assert given["ssl_cert_reqs"] == ssl.CERT_REQUIRED
 
 
-def test_other_apps_and_other_brokers_are_left_alone() -> None:
+def test_other_apps_and_other_brokers_are_not_affected() -> None:
     other = Celery("other", broker=URLS[0], set_as_current=False)
     assert type(other.connection_for_read().transport) is theirs.Transport
     assert type(app.connection_for_read("memory://").transport) is not Transport
@@ -85,7 +85,7 @@ def test_other_apps_and_other_brokers_are_left_alone() -> None:
 
 @pytest.fixture(params=["port", "socket"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """A Redis of our own, behind a port or behind a socket file, as the broker's URL."""
+    """The broker URL of a private Redis, on a port or on a Unix socket."""
     binary = shutil.which("redis-server") or shutil.which("valkey-server")
     if binary is None:
         missing("no redis-server or valkey-server here")
@@ -109,12 +109,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def client(url: str) -> "redis.Redis":
-    """A client of the same Redis, past kombu."""
+    """A client of the same Redis that does not use kombu."""
     return redis.Redis.from_url(url.replace("redis+socket://", "unix://").partition("?")[0])
 
 
 def read(connection: kombu.Connection, count: int, *, acknowledge: bool = True) -> list[Any]:
-    """So many messages of our queue, as bodies."""
+    """The bodies of so many messages of our queue."""
     found: list[Any] = []
 
     def hear(message: Any) -> None:
@@ -130,7 +130,7 @@ def read(connection: kombu.Connection, count: int, *, acknowledge: bool = True) 
 
 @pytest.fixture
 def told() -> Iterator[list[Any]]:
-    """What was said to be unreadable."""
+    """The bodies that were reported as unreadable."""
     bodies: list[Any] = []
 
     def hear(body: Any, **_: Any) -> None:
@@ -142,7 +142,7 @@ def told() -> Iterator[list[Any]]:
 
 
 @pytest.mark.redis
-def test_what_is_no_message_is_told_and_the_next_message_is_read(url: str, told: list[Any]) -> None:
+def test_an_undecodable_message_is_reported_and_the_next_one_is_read(url: str, told: list[Any]) -> None:
     with client(url) as asked, app.connection_for_read(url) as connection:
         for garbage in UNDECODABLE + NO_ENVELOPE:
             asked.lpush(NORMAL, garbage)
@@ -169,8 +169,8 @@ def test_an_error_of_the_consumer_is_not_taken_for_an_unreadable_message(url: st
 
 
 @pytest.mark.redis
-def test_our_queues_are_plain_lists_and_what_is_in_hand_is_in_the_hash_unacked(url: str) -> None:
-    """Whoever wakes workers looks, past kombu, whether a message waits there already."""
+def test_our_queues_are_plain_lists_and_unacknowledged_messages_are_in_a_hash(url: str) -> None:
+    """`worker.celery.wake` reads the length of a queue without kombu."""
     with client(url) as asked, app.connection_for_read(url) as connection:
         for name in QUEUES.values():
             app.send_task(RUN, connection=connection, queue=name)
@@ -181,8 +181,8 @@ def test_our_queues_are_plain_lists_and_what_is_in_hand_is_in_the_hash_unacked(u
 
 @pytest.mark.redis
 @pytest.mark.parametrize("url", ["port"], indirect=True)
-def test_kombu_itself_still_lets_the_error_through_that_we_catch(url: str) -> None:
-    """If this fails, kombu deals with such messages by itself, or reads them in another way: look at our channel."""
+def test_kombu_still_raises_the_error_that_we_catch(url: str) -> None:
+    """If this fails, kombu handles such messages itself or reads them in another way: review our channel."""
     with client(url) as asked, kombu.Connection(url) as connection:
         asked.lpush(NORMAL, b"garbage")
         with pytest.raises(JSONDecodeError) as caught:
@@ -191,7 +191,7 @@ def test_kombu_itself_still_lets_the_error_through_that_we_catch(url: str) -> No
 
 
 def test_kombu_still_has_what_we_override() -> None:
-    """If this fails after an update of kombu, our channel is not called any more, or not as it expects."""
+    """If this fails after an update of kombu, kombu no longer calls our channel, or calls it in another way."""
     (_, options) = inspect.signature(theirs.Channel._brpop_read).parameters.values()
     assert options.kind is inspect.Parameter.VAR_KEYWORD
     _, payload, channel, *more = inspect.signature(theirs.Channel.Message.__init__).parameters.values()
@@ -205,6 +205,6 @@ def test_kombu_still_has_what_we_override() -> None:
         theirs.Channel.Message([], channel=None)  # such an error of its own is what we catch
 
 
-def test_celery_still_takes_the_class_of_its_connections_from_where_we_put_it() -> None:
+def test_celery_still_takes_the_class_of_its_connections_from_its_amqp_class() -> None:
     assert app.amqp.Connection is transport.Connection
     assert Celery("plain", set_as_current=False).amqp.Connection is kombu.Connection

@@ -153,7 +153,7 @@ def test_a_lost_container_is_our_failure_and_the_job_runs_elsewhere(
     assert (result.verdict, result.stdout) == (Verdict.PASSED, "done\n")
 
 
-def test_a_worker_refuses_what_is_over_its_own_ceilings_at_once(start_worker: Start) -> None:
+def test_a_worker_ends_jobs_above_its_own_ceilings_at_once(start_worker: Start) -> None:
     start_worker(EVALPOOL_MAX_MEMORY_MIB="256")
     refused, ran = (submit_job(code="print(1)", limits=Limits(memory_mib=memory)) for memory in (512, 256))
     result = refused.result(timeout=PATIENCE)
@@ -165,7 +165,7 @@ def test_a_worker_refuses_what_is_over_its_own_ceilings_at_once(start_worker: St
 def test_the_redis_behind_the_socket_of_the_state_directory_is_found_and_used(
     start_worker: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory(prefix="ep-") as state:  # a short path: that of a socket must not be long
+    with tempfile.TemporaryDirectory(prefix="ep-") as state:  # the path of a socket must be short
         place = Path(state) / "redis"
         place.mkdir()
         command = ["redis-server", "--port", "0", "--unixsocket", str(place / "redis.sock"), "--save", ""]
@@ -284,11 +284,11 @@ def test_our_failures_are_told_when_a_job_is_given_up(start_worker: Start) -> No
     assert f"{image} has no gcc" in result.detail
 
 
-def test_a_job_whose_image_no_worker_has_waits_and_says_so(start_worker: Start) -> None:
+def test_a_job_whose_image_no_worker_has_waits_and_the_reason_is_given(start_worker: Start) -> None:
     start_worker()
     eventually(lambda: fleet().members)
     job = submit_job(code="print(1)", image="evalpool/none:0")
-    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed  # by then, the worker has seen the other one
+    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed  # by then, the worker has seen the first job
     with pytest.raises(TimeoutError, match=r"1 job waits for the image evalpool/none:0, which no worker has"):
         job.result(timeout=1)
     assert job.state() is State.QUEUED

@@ -13,7 +13,7 @@ class Shape:
     """What a sandbox is born with and cannot change later. Sandboxes of one shape are interchangeable."""
 
     image: str
-    """As `schemas.images` writes it."""
+    """In the form of `schemas.images`."""
     memory_mib: int
     processes: int
     disk_mib: int
@@ -49,7 +49,7 @@ class Program:
     """What the check is about: where it is known, no other global by the name of a builtin is seen by the check."""
     limits: Limits = field(default_factory=Limits)
     patience: float = 0.0
-    """Seconds of waiting for a CPU, or of a paused sandbox, that do not count as wall time, at most."""
+    """At most so many seconds of waiting for a CPU, or of a pause, do not count as wall time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Outcome:
     delay_seconds: float = 0.0
     """How long it was ready to run and had no CPU; known where the wall limit ended it."""
     paused_seconds: float = 0.0
-    """How long the whole sandbox was stopped from outside, by `docker pause` or with the machine; known where the wall
+    """How long the whole sandbox was paused from outside, by `docker pause` or with its machine; known where the wall
     limit ended it."""
 
     @property

@@ -75,7 +75,7 @@ class Cgroup:
         return Usage(self.read().cpu_seconds, memory, processes)
 
     def frozen(self) -> bool:
-        """Whether the container is paused now, as far as the kernel shows it."""
+        """Whether the container is paused now. False if the kernel does not show it."""
         fd = self.__dict__.get("_frozen")
         state = b"" if fd is None else os.pread(fd, 4096, 0)
         return state.startswith((b"FROZEN", b"FREEZING")) or b"frozen 1" in state

@@ -40,7 +40,7 @@ def owner_alive(label: str) -> bool:
 
 
 class ImageMissing(SetupError):  # noqa: N818
-    """The engine has not got an image."""
+    """The engine does not have the image."""
 
 
 class NoAgent(SandboxLost):
@@ -128,7 +128,7 @@ class Engine:
         self.api.inspect_image(image)
 
     def images(self) -> tuple[dict[str, str], frozenset[str]]:
-        """What is here: name → digest, and all digests."""
+        """The images of the engine: name → digest, and the digests of all, with or without a name."""
         found = self.api.images()
         names = {
             name: str(image["Id"])

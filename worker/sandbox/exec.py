@@ -2,7 +2,7 @@
 
 The limits are the same and so are the verdicts, but they are enforced by the worker: CPU time is looked at from the
 host's cgroup files every few milliseconds, so a program may overrun it by that much, and where those files cannot be
-seen only the wall limit ends it. They show a pause of the container, too, but no other way of stopping it. No second
+seen only the wall limit ends it. These files also show a pause by the engine, but no other kind of pause. No second
 syscall filter is laid on top of Docker's. It costs a container per run and two execs, and says so once in the log. What
 a program leaves behind dies with its container.
 """

@@ -1,4 +1,4 @@
-"""Wake-ups carry no ids, images are decided at submission, and batches are counted as they go."""
+"""Wake-ups carry no ids, images are pinned at submission, and the results of a batch are counted as they come in."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ UNFINISHED = sa.text("todo IS NOT NULL")
 
 
 def upgrade() -> None:
-    """New columns and tables; the counts of batches that are there already."""
+    """Add the new columns and tables, and count the results of existing batches."""
     op.drop_index("ix_jobs_unannounced", "jobs")
     op.drop_index("ix_jobs_queue", "jobs")
     op.drop_column("jobs", "published_at")
@@ -53,7 +53,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """The tables and columns of the version before."""
+    """Restore the tables and columns of the previous version."""
     for table in ("tallies", "clocks", "workers"):
         op.drop_table(table)
     op.drop_column("results", "size")

@@ -14,8 +14,8 @@ REPORT_BYTES = 64
 SAMPLE_SECONDS = 0.05
 """How often the number of processes is looked at, at least."""
 PAUSE_SECONDS = 0.5
-"""A longer time in which nothing in the sandbox ran, not even we who look so often, is one in which it was stopped from
-outside. Less may be the CPU quota, which stops a sandbox for a tenth of a second."""
+"""If nothing in the sandbox ran for longer, not even this loop, the sandbox was paused from outside. Shorter gaps may
+come from the CPU quota: a throttled sandbox stops for up to a tenth of a second."""
 
 
 class Watch:
@@ -38,11 +38,11 @@ class Watch:
         self.delay = 0.0
         """How long one of its threads has waited for a CPU that others had; looked at where the wall limit ends it."""
         self.paused = 0.0
-        """How long the whole sandbox was stopped from outside."""
+        """Seconds for which the whole sandbox was paused from outside."""
         self._before = counters.snapshot()
         self._started = self._looked = time.monotonic()
         self._cpu = self._before["cpu"]
-        """Of the sandbox, when we looked last."""
+        """The CPU time of the sandbox at the last look."""
 
     def run(
         self,
@@ -79,7 +79,7 @@ class Watch:
         running, sample = True, self._started + SAMPLE_SECONDS
         while running:
             now = time.monotonic()
-            if now >= sample:  # first, so that a pause is known before a deadline that passed in it
+            if now >= sample:  # before the deadline is checked, which may have passed during a pause
                 self._look(now)
                 sample = now + SAMPLE_SECONDS
             if now >= deadline:
@@ -144,10 +144,11 @@ class Watch:
         }
 
     def _look(self, now: float) -> None:
-        """Count the processes, and notice a pause: time has passed, and nobody has used the CPU.
+        """Count the processes, and notice a pause: time has passed in which nothing here used the CPU.
 
-        What the sandbox did use is taken off, so that no program can make a pause by keeping us from the CPU: the quota
-        gives back within a period what it took. Where the CPU time cannot be seen, as in gVisor, no pause is noticed.
+        The CPU time of the sandbox is subtracted, so that a program cannot fake a pause by keeping this loop from the
+        CPU. Throttling does not matter, as the quota is renewed in every period. Where the CPU time cannot be read, as
+        in gVisor, no pause is noticed.
         """
         self.processes = max(self.processes, self.counters.processes() - 1)
         cpu = self.counters.cpu_seconds()
