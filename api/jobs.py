@@ -75,7 +75,9 @@ def submit_stream(
     _name("idempotency_key", idempotency_key)
     batch_id, there, turn = store().open_batch(_new_id(), total, name, idempotency_key, about or {})
     seen: dict[str, str] = {}
+    pins: dict[str, str] = {}
     rest, start = iter(specs), 0
+    unreachable: QueueUnavailable | None = None
     if there:
         if store().batch(batch_id).total != total:
             count = store().batch(batch_id).total
@@ -84,9 +86,8 @@ def submit_stream(
             part = list(islice(rest, min(PART, there - start)))
             _compare(batch_id, str(idempotency_key), start, part)
             start += len(part)
-        _wake(batch_id, "what was stored before")
     while part := _allowed(list(islice(rest, PART)), start):
-        places = _images(part)
+        places = _images(part, batch_id, pins)
         digests, leaders = None, {}
         if dedup:
             digests = _digests(part, places)
@@ -97,7 +98,10 @@ def submit_stream(
             leaders = twins.leaders(batch_id, start, digests, seen)
         store().add_jobs(batch_id, start, part, turn, digests, leaders, places, first=there)
         start += len(part)
-        _wake(batch_id, f"{len(part)} jobs of batch {batch_id}", part[0].priority)
+        if unreachable is None:
+            unreachable = _wake(batch_id, f"{len(part)} jobs of batch {batch_id}", part[0].priority)
+    if unreachable is not None:  # told at the end, when all jobs are stored
+        raise unreachable
     return BatchHandle(batch_id)
 
 
@@ -144,7 +148,10 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
             raise IdempotencyConflict(str(key), stored, f"it has {count} jobs, not {len(specs)}")
         for start in range(0, len(specs), PART):
             _compare(stored, str(key), start, specs[start : start + PART])
-    _wake(stored, f"{len(specs)} jobs of batch {stored}", specs[0].priority)
+        store().fill(stored, specs, digests, places)  # the first submission may have been interrupted
+    unreachable = _wake(stored, f"{len(specs)} jobs of batch {stored}", specs[0].priority)
+    if unreachable is not None:
+        raise unreachable
     return stored
 
 
@@ -156,16 +163,19 @@ def made_by() -> str:
     return " ".join([*pinned, workers.profile(now), version()])
 
 
-def _images(specs: Sequence[JobSpec]) -> list[str]:
-    """The image of each job, with the digest that live workers have for it now. Any worker uses this same image, even
-    if the tag is moved later."""
-    workers = fleet()
+def _images(specs: Sequence[JobSpec], batch_id: str | None = None, pins: dict[str, str] | None = None) -> list[str]:
+    """The image of each job, pinned to the digest that it has on the workers now. A stream is submitted in parts, so
+    its batch keeps the digests: a tag that is moved meanwhile does not change the image of the later parts."""
+    workers, pins = fleet(), {} if pins is None else pins
     chosen = workers.settings(settings())
-    pinned: dict[str, str] = {}
     names = [images.wanted(spec, chosen) for spec in specs]
-    for name in set(names):
-        pinned[name] = workers.pin(name)
-    return [pinned[name] for name in names]
+    for name in set(names) - pins.keys():
+        image = workers.pin(name)
+        digest = images.digest_of(image)
+        if batch_id is not None and digest is not None:
+            image = images.pinned(name, store().pin(batch_id, name, digest))
+        pins[name] = image
+    return [pins[name] for name in names]
 
 
 def _digests(specs: Sequence[JobSpec], places: Sequence[str]) -> list[str]:
@@ -203,8 +213,12 @@ def _new_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"  # sorts by time
 
 
-def _wake(batch_id: str, what: str, priority: Priority = Priority.NORMAL) -> None:
+def _wake(batch_id: str, what: str, priority: Priority) -> QueueUnavailable | None:
+    """Wake a worker. Returns the error to raise if Redis does not answer."""
     try:
         wake(bell().client, what, priority)
     except UNREACHABLE as error:
-        raise QueueUnavailable(batch_id, str(error)) from error
+        unavailable = QueueUnavailable(batch_id, str(error))
+        unavailable.__cause__ = error
+        return unavailable
+    return None

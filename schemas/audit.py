@@ -91,11 +91,19 @@ def _serve(db: Connection, ids: Sequence[str]) -> None:
 
 
 def _miscounted(db: Connection) -> list[str]:
-    counted = select(_tallies.c.batch_id, func.sum(_tallies.c.count).label("n")).group_by(_tallies.c.batch_id)
-    real = select(_results.c.batch_id, func.count().label("n")).group_by(_results.c.batch_id)
-    said = {batch_id: int(count) for batch_id, count in db.execute(counted)}
-    true = {batch_id: int(count) for batch_id, count in db.execute(real)}
-    return sorted(batch_id for batch_id in said.keys() | true.keys() if said.get(batch_id, 0) != true.get(batch_id, 0))
+    by = (_tallies.c.batch_id, _tallies.c.verdict)
+    counted = select(*by, func.sum(_tallies.c.count)).group_by(*by)
+    of = (_results.c.batch_id, _results.c.verdict)
+    real = select(*of, func.count()).group_by(*of)
+    said = {(batch_id, verdict): int(count) for batch_id, verdict, count in db.execute(counted)}
+    true = {(batch_id, verdict): int(count) for batch_id, verdict, count in db.execute(real)}
+    return sorted(
+        {
+            batch_id
+            for batch_id, verdict in said.keys() | true.keys()
+            if said.get((batch_id, verdict), 0) != true.get((batch_id, verdict), 0)
+        }
+    )
 
 
 def _recount(db: Connection, ids: Sequence[str]) -> None:

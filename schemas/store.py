@@ -15,6 +15,7 @@ from schemas import endings, rows, twins
 from schemas.base import first_problem
 from schemas.database import Database, clock, insert_many, upsert
 from schemas.fleet import Member
+from schemas.images import digest_of, name_of, pinned
 from schemas.job import JobSpec
 from schemas.lease import Lease
 from schemas.reader import Reader
@@ -77,36 +78,46 @@ class Store(Reader):
         digests: Sequence[str] | None = None,
         images: Sequence[str] | None = None,
     ) -> str:
-        """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has. With
-        digests, jobs of the same one are run once."""
-        leaders = twins.leaders(batch_id, 0, digests, {}) if digests else {}
-        todo = FILLING if len(specs) > WHOLE else None
+        """Store a batch and its jobs, all or nothing. Returns its id, or that of the batch that has this key already
+        and stays as it is. With digests, jobs of the same digest are run once."""
+        large = len(specs) > WHOLE
+        pins = {name_of(image): digest for image in set(images or ()) if large and (digest := digest_of(image))}
         with self.database.write() as db:
-            stored, _ = _open(db, batch_id, len(specs), name, key, {}, todo)
-            turn = self._turn(db, specs)
-            if stored == batch_id and todo is None:
-                _add(
-                    db,
-                    [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)],
-                    digests,
-                    leaders,
-                    images,
-                )
-            elif stored != batch_id:
-                todo = db.scalar(select(_batches.c.todo).where(_batches.c.id == stored))
-                leaders = twins.leaders(stored, 0, digests, {}) if digests else {}
-        # In parts, so that other transactions need not wait. An interrupted submission with this key is completed here.
-        if todo == FILLING:
-            for start in range(0, len(specs), PART):
-                span = slice(start, start + PART)
-                added = [rows.job_row(stored, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
-                with self.database.write() as db:
-                    _add(db, added, digests and digests[span], leaders, images and images[span], HELD)
-            with self.database.write() as db:
-                ready = update(_batches).where(_batches.c.id == stored, _batches.c.todo == FILLING)
-                db.execute(ready.values(todo=QUEUEING))
-            self.finish(stored)
+            stored, _ = _open(db, batch_id, len(specs), name, key, {}, FILLING if large else None, pins)
+            if stored == batch_id and not large:
+                turn, leaders = self._turn(db, specs), twins.leaders(batch_id, 0, digests or (), {})
+                added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)]
+                _add(db, added, digests, leaders, images)
+        if stored == batch_id and large:
+            self.fill(batch_id, specs, digests, images)
         return stored
+
+    def fill(
+        self,
+        batch_id: str,
+        specs: Sequence[JobSpec],
+        digests: Sequence[str] | None = None,
+        images: Sequence[str] | None = None,
+    ) -> None:
+        """Store the jobs of a large batch in parts, so that other transactions need not wait, and queue them when all
+        are stored. It completes a submission that was interrupted, and changes nothing in a batch that is complete."""
+        with self.database.read() as db:
+            batch = db.execute(select(_batches.c.todo, _batches.c.pins).where(_batches.c.id == batch_id)).one()
+            turn = self._turn(db, specs)
+        if batch.todo != FILLING:
+            return
+        pins: dict[str, str] = json.loads(batch.pins or "{}")  # the tags may have moved since the first part
+        places = [pinned(name_of(image), pins.get(name_of(image)) or digest_of(image)) for image in images or ()]
+        leaders = twins.leaders(batch_id, 0, digests or (), {})
+        for start in range(0, len(specs), PART):
+            span = slice(start, start + PART)
+            added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
+            with self.database.write() as db:
+                _add(db, added, digests and digests[span], leaders, places[span] or None, HELD)
+        with self.database.write() as db:
+            ready = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == FILLING)
+            db.execute(ready.values(todo=QUEUEING))
+        self.finish(batch_id)
 
     def open_batch(
         self, batch_id: str, total: int, name: str | None, key: str | None, about: Mapping[str, Any]
@@ -372,11 +383,12 @@ def _open(
     key: str | None,
     about: Mapping[str, Any],
     todo: str | None = None,
+    pins: Mapping[str, str] | None = None,
 ) -> tuple[str, int]:
     """The row of a batch, or the one that has this key; its id, and how many jobs it has by now."""
     batch = {
         "id": batch_id, "name": name, "idempotency_key": key, "total": total, "about": json.dumps(about), "todo": todo,
-        "created_at": db.scalar(select(clock())),
+        "pins": json.dumps(pins) if pins else None, "created_at": db.scalar(select(clock())),
     }  # fmt: skip
     if db.execute(upsert(db, _batches).on_conflict_do_nothing().returning(_batches.c.id), [batch]).all():
         return batch_id, 0

@@ -1,11 +1,14 @@
 """The image of a job is pinned when the job is submitted."""
 
+from collections.abc import Iterator
+
 import pytest
 
+import schemas.store
 from api import connections, submit_batch, submit_job
 from api.jobs import made_by, submit_stream
 from api.waiting import reasons
-from schemas import JobSpec, Verdict
+from schemas import IdempotencyConflict, JobSpec, Verdict
 from schemas.fleet import Fleet, Member, resolve
 from schemas.settings import Settings
 from schemas.store import Store
@@ -37,6 +40,49 @@ def test_the_image_is_pinned_by_the_digest_that_the_workers_have(store: Store, r
     submit_job(code="x", image="other")
     submit_stream([JobSpec(code="x")], 1)
     assert sorted(map(str, placed(store))) == [f"{IMAGE} sha256:1", f"{IMAGE} sha256:1", "other"]
+
+
+def test_a_tag_that_is_moved_while_a_stream_is_submitted_does_not_change_its_image(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("api.jobs.PART", 2)
+
+    def specs() -> Iterator[JobSpec]:
+        for n in range(6):
+            if n == 3:
+                worker(store, "sha256:2")
+            yield JobSpec(code=f"{n}")
+
+    worker(store, "sha256:1")
+    submit_stream(specs(), 6)
+    assert set(placed(store)) == {f"{IMAGE} sha256:1"}
+
+
+def test_a_large_batch_that_is_submitted_again_keeps_its_images(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.store.WHOLE", 2)
+    monkeypatch.setattr("schemas.store.PART", 2)
+    add, calls = schemas.store._add, []
+
+    def breaking(*args: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ConnectionError("cut off")
+        add(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("schemas.store._add", breaking)
+    jobs = [JobSpec(code=f"{n}") for n in range(6)]
+    worker(store, "sha256:1")
+    with pytest.raises(ConnectionError):
+        submit_batch(jobs, idempotency_key="key")
+    worker(store, "sha256:2")
+    with pytest.raises(IdempotencyConflict):
+        submit_batch([*jobs[:-1], JobSpec(code="other"), jobs[-1]], idempotency_key="key")
+    with pytest.raises(IdempotencyConflict):
+        submit_batch([JobSpec(code="other"), *jobs[1:]], idempotency_key="key")
+    submit_batch(jobs, idempotency_key="key")
+    assert placed(store) == [f"{IMAGE} sha256:1"] * 6
 
 
 def test_without_a_worker_the_image_is_not_pinned(store: Store, redis_url: str) -> None:

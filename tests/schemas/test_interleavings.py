@@ -192,6 +192,7 @@ class Interleaving(RuleBasedStateMachine):
         with self.cut_off(after):
             stored = self.store.add_batch(batch_id, batch.specs, None, batch_id, digests, batch.images)
             assert stored == batch_id
+            self.store.fill(batch_id, batch.specs, digests, batch.images)
 
     @precondition(lambda self: any(not batch.feeders for batch in self.submissions.values()))
     @rule(data=st.data(), after=st.none() | st.integers(1, 5))

@@ -116,7 +116,7 @@ def test_the_audit_finds_and_repairs_what_older_versions_left(store: Store) -> N
     change(store, "UPDATE jobs SET state = 'finished' WHERE id = 'b-000000'")
     change(store, "UPDATE jobs SET state = 'running' WHERE id = 'b-000001'")
     change(store, "UPDATE jobs SET state = 'cancelled' WHERE id = 'b-000002'")
-    change(store, "UPDATE tallies SET count = 9")
+    change(store, "UPDATE tallies SET verdict = 'wrong_answer'")
     found = {finding.what: list(finding.ids) for finding in audit(store, repair=False)}
     assert list(found.values()) == [["b-000000"], ["b-000001", "b-000002"], ["b"]]
     assert len(audit(store, repair=True)) == 3
@@ -261,6 +261,7 @@ def test_a_large_batch_whose_submission_was_interrupted_does_not_run_until_it_is
     assert store.claim(9, "w", 60).leases == []
     assert store.state("b-000001") is State.QUEUED
     assert store.add_batch("c", SAME * 2, None, "key") == "b"
+    store.fill("b", SAME * 2)
     assert len(store.claim(9, "w", 60).leases) == 8
 
 
@@ -281,6 +282,7 @@ def test_a_large_batch_that_is_resumed_does_not_wait_for_a_leader_that_was_cance
         store.add_batch("b", SAME, None, "key", DIGESTS)
     store.cancel(job_id="b-000000")
     store.add_batch("c", SAME, None, "key", DIGESTS)
+    store.fill("b", SAME, DIGESTS)
     finish_rest(store)
     assert verdicts(store) == {Verdict.CANCELLED: 1, Verdict.PASSED: 3}
 
