@@ -51,8 +51,9 @@ class Intake:
         self._usual_seconds = 0.01
         """What a job takes, of late."""
         self._open = True
-        self._under_way = 0
-        """How many wake-ups are being followed."""
+        self._asking = 0
+        """How many wake-ups are about to claim jobs. One that waits for the end of jobs that it has claimed is none of
+        them: that may take hours, in which the other slots are free."""
         self._claiming = asyncio.Lock()
         self._freed = asyncio.Event()
         """Set when a job is over, and there may be room for others."""
@@ -61,21 +62,13 @@ class Intake:
 
     async def follow(self) -> None:
         """The way of a wake-up: claim jobs by their turns and run them, until nothing is left for this worker."""
-        self._under_way += 1
-        try:
-            while await self._able():
-                async with self._claiming:
-                    count = min(self._room(), self._settings.chunk)
-                    tasks = await self._claim(count) if count else []
-                if count and not tasks:
-                    return
-                await asyncio.gather(*tasks)
-        finally:
-            self._under_way -= 1
+        while tasks := await self._next():
+            # Not `gather`: one that was stopped twice must not end this, or nobody asks for what waits behind it.
+            await asyncio.wait(tasks)
 
     def look(self) -> None:
         """Look for jobs without a message: it may be lost, or may have reached only workers that cannot run them."""
-        if not self._under_way and self._room():
+        if not self._asking and self._room():
             task = asyncio.get_running_loop().create_task(self.follow())
             self._background.add(task)
             task.add_done_callback(self._background.discard)
@@ -113,6 +106,18 @@ class Intake:
             except DBAPIError as error:  # then their leases run out by themselves
                 self._database.trip(str(error.orig))
             self._announcer.wake(f"{len(idle)} jobs given back")
+
+    async def _next(self) -> list["asyncio.Task[None]"]:
+        """The next jobs, begun; none when nothing is left for this worker, or when it takes no more."""
+        self._asking += 1
+        try:
+            while await self._able():
+                async with self._claiming:
+                    if count := min(self._room(), self._settings.chunk):
+                        return await self._claim(count)
+            return []
+        finally:
+            self._asking -= 1
 
     def _room(self) -> int:
         """How many more jobs to claim: what the slots need, and what they get done in a moment. Long jobs are claimed

@@ -1,0 +1,125 @@
+"""Which jobs a worker takes, without a worker: a real ledger, and jobs that do what the test wants."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from schemas import JobSpec, Settings
+from schemas.database import Database
+from schemas.lease import Lease
+from schemas.store import Store
+from worker.announcer import Announcer
+from worker.breaker import Breaker
+from worker.intake import Intake
+from worker.inventory import Inventory
+from worker.lease import Leases
+from worker.ledger import Ledger
+from worker.pool import Pool
+
+IMAGE = "evalpool/python:3.11"
+DIGEST = "sha256:" + "1" * 64
+HERE = f"{IMAGE} {DIGEST}"
+
+Run = Callable[[Lease], Coroutine[Any, Any, None]]
+
+
+class Silent:
+    """An announcer that only notes what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wake(self, what: str) -> None:
+        self.said.append(what)
+
+
+class Desk:
+    """An intake, and what it is made of."""
+
+    def __init__(self, store: Store, run: Run, slots: int = 2) -> None:
+        self.store, self.run = store, run
+        self.settings = Settings(slots=slots, worker_name="w")
+        self.announcer = Silent()
+        self.ledger = Ledger(store)
+        self.leases = Leases(self.ledger, "w", 60)
+        self.inventory = Inventory(cast(Any, None))
+        self.inventory.names, self.inventory.digests = {IMAGE: DIGEST}, frozenset([DIGEST])
+        self.database = Breaker("the database", lambda: self.ledger.call(Store.ping))
+        self.intake = Intake(
+            self.settings, self.ledger, self.leases, cast(Announcer, self.announcer), self.inventory,
+            cast(Pool, None), needs=(self.database,), run=self.one,
+        )  # fmt: skip
+
+    async def one(self, lease: Lease) -> None:
+        try:
+            await self.run(lease)
+        finally:
+            self.leases.drop(lease)
+            self.intake.over()
+
+    def add(self, batch_id: str, count: int = 1, image: str | None = HERE) -> None:
+        specs = [JobSpec(code="x")] * count
+        self.store.add_batch(batch_id, specs, None, None, None, None if image is None else [image] * count)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    database = Database(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield Store(database)
+    database.close()
+
+
+async def soon(condition: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_look_finds_jobs_for_a_free_slot_while_another_job_takes_hours(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+        if lease.batch_id == "hours":
+            await asyncio.sleep(3600)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("hours")
+        followed = asyncio.create_task(desk.intake.follow())
+        await soon(lambda: begun)
+        desk.add("short")  # and no message tells of it
+        desk.intake.look()
+        await soon(lambda: begun == ["hours", "short"])
+        followed.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_stopped_twice_does_not_end_the_wake_up_that_claimed_it(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+        if lease.batch_id == "stopped":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(3600)  # it is being recorded
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("stopped")
+        followed = asyncio.create_task(desk.intake.follow())
+        await soon(lambda: begun)
+        desk.add("next")
+        for _ in range(2):
+            desk.leases.stop("cancelled by its caller")
+            await asyncio.sleep(0.05)
+        await followed
+        assert begun == ["stopped", "next"]
+
+    asyncio.run(story())
