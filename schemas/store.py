@@ -224,9 +224,11 @@ class Store(Reader):
             self._untried(bad, worker, {"worker": mark, "lease_until": clock() + UNREADABLE_SECONDS})
         return Claim(leases, unreadable)
 
-    def put_back(self, leases: Collection[Lease], worker: str) -> None:
-        """Put back jobs that were never tried; they get their attempt back."""
-        self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": null()})
+    def put_back(self, leases: Collection[Lease], worker: str, shun: float = 0) -> None:
+        """Put back jobs that were never tried; they get their attempt back. Their worker leaves them to others for so
+        many seconds."""
+        until = clock() + shun if shun else null()
+        self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": until})
 
     def release(self, lease: Lease, failure: str, shun: float = 0) -> None:
         """Put a job back after a failure of ours; its worker leaves it to others for so many seconds."""

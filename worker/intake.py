@@ -26,6 +26,8 @@ CLAIM_SECONDS = 0.5
 """How much work is claimed ahead: what is claimed is kept from other workers."""
 IDLE_SECONDS = 1.0
 """How long a claimed job may wait for a sandbox here before it goes back: another worker may be free."""
+UNKNOWN_SECONDS = 600.0
+"""How long a job is left to others whose image is not here, if there are too many such images to remember them."""
 PINS = 1000
 """Batches of which it is remembered what their images' names mean."""
 
@@ -167,7 +169,8 @@ class Intake:
 
     async def _settle(self, claimed: list[Lease]) -> list[Lease]:
         """The leases whose image is here, each with its digest. The others are put back."""
-        settled, absent = [], []
+        settled: list[Lease] = []
+        absent: dict[float, list[Lease]] = {}
         for lease in claimed:
             image = lease.image or images.wanted(lease.spec, self._settings)
             name, digest = images.name_of(image), images.digest_of(image)
@@ -177,10 +180,10 @@ class Intake:
             if lease.image is None or (digest and digest in self._inventory.digests):
                 settled.append(replace(lease, image=images.pinned(name, digest)))
             else:
-                self._inventory.miss(image)
-                absent.append(lease)
-        if absent:
-            await self._ledger.call(Store.put_back, absent, self._settings.worker_name)
+                shun = 0.0 if self._inventory.miss(image) else UNKNOWN_SECONDS
+                absent.setdefault(shun, []).append(lease)
+        for shun, leases in absent.items():
+            await self._ledger.call(Store.put_back, leases, self._settings.worker_name, shun)
         return settled
 
     async def _pin(self, batch_id: str, name: str, local: str) -> str:

@@ -8,6 +8,10 @@ from worker.sandbox.engine import Engine
 
 log = logging.getLogger("evalpool.inventory")
 
+MOST_ABSENT = 1000
+"""Images that are not here and of which that is remembered: each of them is part of every claim, and whoever submits
+jobs can name as many as he likes."""
+
 
 class Inventory:
     """Looked through every few seconds: images come, go and change their names while a worker runs."""
@@ -43,11 +47,12 @@ class Inventory:
         digest = images.digest_of(image)
         return digest in self.digests if digest else self.resolve(image) is not None
 
-    def miss(self, image: str) -> None:
-        """Take no more jobs of this image, until it is here."""
-        if image not in self.absent:
+    def miss(self, image: str) -> bool:
+        """Take no more jobs of this image, until it is here; False if that cannot be remembered."""
+        if image not in self.absent and len(self.absent) < MOST_ABSENT:
             self.absent.add(image)
             log.warning(
                 "the image %s is not on this machine: its jobs are left to other workers", images.say(image),
                 extra={"action": "image_absent"},
             )  # fmt: skip
+        return image in self.absent

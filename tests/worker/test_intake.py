@@ -123,3 +123,28 @@ def test_a_job_that_is_stopped_twice_does_not_end_the_wake_up_that_claimed_it(st
         assert begun == ["stopped", "next"]
 
     asyncio.run(story())
+
+
+def test_of_the_images_that_are_not_here_a_bounded_number_is_part_of_a_claim(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.inventory.MOST_ABSENT", 10)
+    absent = [f"nobody/has:{n}" for n in range(100)]
+    store.add_batch("b", [JobSpec(code="x")] * 100, None, None, None, absent)
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("c")
+        await desk.intake.follow()
+        assert len(desk.inventory.absent) == 10
+        desk.announcer.said.clear()
+        await desk.intake.follow()
+        assert desk.announcer.said == []  # nothing was claimed again
+
+    asyncio.run(story())
+    assert begun == ["c"]
+    assert len(store.claim(200, "another", 60).leases) == 100
