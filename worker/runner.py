@@ -41,6 +41,9 @@ LETTER = 4096
 """How much is kept of a message that nobody can read."""
 SHUN_SECONDS = 1.0
 """How long a worker leaves a job that it failed with to others."""
+MISSING_SECONDS = 15.0
+"""How long it leaves one to others whose image was not there when it was to run. Rows of older versions do not say
+which image that is, and so cannot be left out of the next claim."""
 
 T = TypeVar("T")
 
@@ -133,6 +136,7 @@ class Runner:
         self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping, settings.image))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._artifacts = Artifacts()
+        self._trying = asyncio.Lock()
         self._inventory = Inventory(self._engine)
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
@@ -147,7 +151,7 @@ class Runner:
         try:
             await self._engine.call(self._engine.sweep)
             await self._inventory.refresh()
-            await self._pool.warm(Shape(self._inventory.pin(settings.image), 512, 64, 64))
+            await self._pool.warm(self._usual_shape())
         except SandboxLost as error:
             raise SetupError(f"no sandbox can be started here: {error}") from error
         await self._ledger.call(Store.retire, settings.worker_name)
@@ -191,12 +195,15 @@ class Runner:
         except PoolClosed:
             await self._put_back(lease)
         except NoSandbox as error:
-            self._docker.trip(str(error))
-            await self._put_back(lease)
+            if await self._own_doing(lease):
+                await self._failed(lease, str(error))
+            else:
+                self._docker.trip(str(error))
+                await self._put_back(lease)
         except ImageMissing:
             await self._inventory.refresh()
             self._inventory.miss(str(lease.image))
-            await self._put_back(lease)
+            await self._put_back(lease, MISSING_SECONDS)
         except asyncio.CancelledError as stop:
             if CANCELLED in stop.args:
                 await self._recorder.record(self._ended(lease, Verdict.CANCELLED, "cancelled while it ran"))
@@ -241,9 +248,27 @@ class Runner:
         await asyncio.sleep(SHUN_SECONDS)  # if there is another worker, it has taken it by now; else we try again
         self._announcer.wake("a job put back")
 
-    async def _put_back(self, lease: Lease) -> None:
+    async def _own_doing(self, lease: Lease) -> bool:
+        """Whether no sandbox can be made for this job alone, as of an image that holds no shell: others can be made. It
+        costs an attempt. Nobody else's jobs must wait for it, as they would if the engine were taken for away."""
+        if images.name_of(str(lease.image)) == self.settings.image:
+            return False
+        async with self._trying:
+            if not self._docker.is_closed:
+                return False
+            try:
+                usual = await self._make(self._usual_shape())
+            except EvalpoolError:
+                return False
+            await usual.close()
+            return True
+
+    def _usual_shape(self) -> Shape:
+        return Shape(self._inventory.pin(self.settings.image), 512, 64, 64)
+
+    async def _put_back(self, lease: Lease, shun: float = 0) -> None:
         """For another worker: it was not tried here."""
-        await self._return(lease, Store.put_back, [lease], self.settings.worker_name)
+        await self._return(lease, Store.put_back, [lease], self.settings.worker_name, shun)
 
     async def _return(self, lease: Lease, query: Callable[..., None], *args: Any) -> None:
         try:
