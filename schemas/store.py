@@ -49,6 +49,8 @@ class Claim:
     leases: list[Lease]
     unreadable: dict[str, str]
     """Job id → why: jobs of a newer version, put back for workers that can read them."""
+    passed_over: bool = False
+    """Whether there were fewer jobs than asked for, and others that somebody had locked just then."""
 
     @property
     def count(self) -> int:
@@ -185,8 +187,8 @@ class Store(Reader):
                 .where(*which, _jobs.c.priority == priority.value)
                 .order_by(_jobs.c.rank)
                 .limit(count)
-                # PostgreSQL: what another worker is just claiming. Whoever else locks a waiting row wakes the workers
-                # when he has let go of it.
+                # PostgreSQL: what another worker is just claiming, and what somebody else changes. Waiting for it would
+                # keep this worker from what it can have.
                 .with_for_update(skip_locked=True)
                 .subquery()
             )
@@ -207,6 +209,8 @@ class Store(Reader):
         )  # fmt: skip
         with self.database.write() as db:
             claimed = db.execute(claim).all()
+            locks = db.dialect.name == "postgresql" and len(claimed) < count
+            passed_over = locks and bool(db.scalar(select(select(_jobs.c.id).where(*which).exists())))
             if claimed:
                 reached = max(row.rank - rows.HEAD_START[Priority(row.priority)] for row in claimed)
                 # Whoever holds this row may have been cut off: it is not worth waiting for.
@@ -222,7 +226,7 @@ class Store(Reader):
         if unreadable:
             bad = {row.id: row.attempt for row in claimed if row.id in unreadable}
             self._untried(bad, worker, {"worker": mark, "lease_until": clock() + UNREADABLE_SECONDS})
-        return Claim(leases, unreadable)
+        return Claim(leases, unreadable, passed_over)
 
     def put_back(self, leases: Collection[Lease], worker: str, shun: float = 0) -> None:
         """Put back jobs that were never tried; they get their attempt back. Their worker leaves them to others for so

@@ -26,6 +26,8 @@ CLAIM_SECONDS = 0.5
 """How much work is claimed ahead: what is claimed is kept from other workers."""
 IDLE_SECONDS = 1.0
 """How long a claimed job may wait for a sandbox here before it goes back: another worker may be free."""
+LOCKED_SECONDS = 0.05
+"""After which time to ask again for jobs that somebody had locked."""
 UNKNOWN_SECONDS = 600.0
 """How long a job is left to others whose image is not here, if there are too many such images to remember them."""
 PINS = 1000
@@ -161,6 +163,12 @@ class Intake:
                 )  # fmt: skip
             if claim.count == count:  # there may be more, and others may be free
                 self._announcer.wake("more jobs wait")
+            if claim.passed_over and not leases:  # he who has locked them may never say that he has let go
+                await asyncio.sleep(LOCKED_SECONDS)
+                if self._open:
+                    continue
+            elif claim.passed_over:
+                self._announcer.wake("jobs were locked")
             if leases or not claim.count:
                 tasks = [asyncio.get_running_loop().create_task(self._run(lease)) for lease in leases]
                 for lease, task in zip(leases, tasks, strict=True):

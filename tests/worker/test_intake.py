@@ -10,7 +10,7 @@ import pytest
 from schemas import JobSpec, Settings
 from schemas.database import Database
 from schemas.lease import Lease
-from schemas.store import Store
+from schemas.store import Claim, Store
 from worker.announcer import Announcer
 from worker.breaker import Breaker
 from worker.intake import Intake
@@ -148,3 +148,30 @@ def test_of_the_images_that_are_not_here_a_bounded_number_is_part_of_a_claim(
     asyncio.run(story())
     assert begun == ["c"]
     assert len(store.claim(200, "another", 60).leases) == 100
+
+
+class Locked(Store):
+    """Somebody has locked its jobs, at first."""
+
+    def __init__(self, store: Store, times: int) -> None:
+        super().__init__(store.database)
+        self.times = times
+
+    def claim(self, *args: Any, **kwargs: Any) -> Claim:
+        self.times -= 1
+        return Claim([], {}, passed_over=True) if self.times >= 0 else super().claim(*args, **kwargs)
+
+
+def test_a_worker_asks_again_for_jobs_that_were_locked_when_it_was_woken(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+
+    async def story() -> None:
+        desk = Desk(Locked(store, 3), run)
+        desk.add("b")
+        await desk.intake.follow()
+
+    asyncio.run(story())
+    assert begun == ["b"]
