@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from typing import TypeVar
 
 from api import reports
@@ -21,6 +21,7 @@ from schemas.report import Report
 from schemas.result import Result
 from schemas.rows import batch_of
 from schemas.verdict import State
+from worker.celery import UNREACHABLE, wake
 
 STEP = 0.25
 """Seconds that one step of waiting may block: as long as a cancelled coroutine has to wait for its thread."""
@@ -51,7 +52,7 @@ class Job:
 
     def cancel(self) -> None:
         """Never start it, or stop it: within seconds it has the verdict `cancelled`, unless it was finished before."""
-        store().cancel(job_id=self.id)
+        _cancel(job_id=self.id)
 
     def result(self, timeout: float | None = None) -> Result:
         """What came out; waits for it, and raises `TimeoutError` when it is not there after so many seconds."""
@@ -126,7 +127,7 @@ class BatchHandle:
 
     def cancel(self) -> int:
         """End its waiting jobs and ask for the end of the running ones; how many had not started."""
-        return store().cancel(batch_id=self.id)
+        return _cancel(batch_id=self.id)
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
         total = store().batch(self.id).total
@@ -145,6 +146,14 @@ class BatchHandle:
     def _done(self, seen: int) -> set[str]:
         """The ids of jobs that have a result, if there are more of them than were seen: counting is cheap."""
         return store().done(self.id) if store().progress(self.id).done > seen else set()
+
+
+def _cancel(*, batch_id: str | None = None, job_id: str | None = None) -> int:
+    """Cancel, and wake a worker: a twin may run now in the place of its leader."""
+    ended = store().cancel(batch_id=batch_id, job_id=job_id)
+    with suppress(*UNREACHABLE):  # workers look by themselves, too
+        wake(bell().client, "twins may have taken the place of their leader")
+    return ended
 
 
 def _rings(batch_id: str, timeout: float | None) -> Generator[list[str] | None, None, None]:
