@@ -144,23 +144,32 @@ class Store(Reader):
     def finish(self, batch_id: str) -> int:
         """Do what is left to do with a batch: put its stored jobs into the queue, or cancel them. Part by part, so that
         nobody waits for it; how many jobs ended."""
-        ended = 0
+        return sum(self.finish_part(batch_id, *part) for part in self.left(batch_id))
+
+    def left(self, batch_id: str) -> list[tuple[str, int]]:
+        """The parts of what is left to do with a batch: what it is, and the place in the batch from which on, or -1 for
+        the last one, which says that it is done."""
         with self.database.read() as db:
-            batch = db.execute(select(_batches.c.todo, _batches.c.total).where(_batches.c.id == batch_id)).one()
-        starts = range(0, batch.total, PART) if batch.todo in (QUEUEING, CANCELLING) else range(0)
-        if batch.todo == CANCELLING:  # A twin comes behind its leader, and must not take its place to be cancelled too.
+            todo, total = db.execute(select(_batches.c.todo, _batches.c.total).where(_batches.c.id == batch_id)).one()
+        if todo not in (QUEUEING, CANCELLING):
+            return []
+        starts = range(0, total, PART)
+        if todo == CANCELLING:  # A twin comes behind its leader, and must not take its place to be cancelled too.
             starts = starts[::-1]
-        for start in starts:
-            span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + PART)
-            with self.database.write() as db:
-                if batch.todo == QUEUEING:
-                    db.execute(update(_jobs).where(span, _jobs.c.state == HELD).values(state=State.QUEUED))
-                else:
-                    ended += _cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
+        return [(todo, start) for start in (*starts, -1)]
+
+    def finish_part(self, batch_id: str, todo: str, start: int) -> int:
+        """Do one of these parts; how many jobs ended."""
+        span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + PART)
         with self.database.write() as db:
-            done = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == batch.todo)
-            db.execute(done.values(todo=null()))
-        return ended
+            if start < 0:
+                done = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == todo)
+                db.execute(done.values(todo=null()))
+            elif todo == QUEUEING:
+                db.execute(update(_jobs).where(span, _jobs.c.state == HELD).values(state=State.QUEUED))
+            else:
+                return _cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
+        return 0
 
     def abandoned(self) -> list[str]:
         """Batches with which somebody has begun something that he has not finished in time."""

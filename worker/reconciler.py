@@ -32,14 +32,28 @@ class Reconciler:
         self.counts: Counter[str] = Counter()
 
     async def keep(self) -> None:
-        """Look for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(self._settings.reconcile_seconds)
+        """Look for ever. Each thing by itself: a batch that takes minutes to finish, or an engine that is slow to say
+        which images it has, must not hold up the others. And however seldom a worker looks, it says in time that it is
+        alive."""
+        usual = self._settings.reconcile_seconds
+        await asyncio.gather(
+            self._every(min(usual, self._settings.lease_seconds / 3), self._tell),
+            self._every(usual, self._expire, self._look),
+            self._every(usual, self._finish),
+        )
 
     async def look(self) -> None:
-        """Once. A step that fails does not keep the others from being taken."""
-        for step in (self._tell, self._expire, self._finish):
+        """Once."""
+        await self._take(self._tell, self._expire, self._finish, self._look)
+
+    async def _every(self, seconds: float, *steps: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._take(*steps)
+            await asyncio.sleep(seconds)
+
+    async def _take(self, *steps: Callable[[], Awaitable[None]]) -> None:
+        """A step that fails does not keep the others from being taken."""
+        for step in steps:
             try:
                 await step()
             except Exception as error:  # the database is away, or a row is broken: the next look will do
@@ -48,6 +62,9 @@ class Reconciler:
                     "could not reconcile (%s): %s", step.__name__.strip("_"), error,
                     extra={"action": "reconcile_failed"},
                 )  # fmt: skip
+
+    async def _look(self) -> None:
+        """Set the worker to work."""
         self._work()
 
     async def _tell(self) -> None:
@@ -66,5 +83,6 @@ class Reconciler:
         """Do what was left undone with batches whose submitter, or canceller, is gone."""
         for batch_id in await self._ledger.call(Store.abandoned):
             log.warning("finishing what was begun with a batch", extra={"action": "finish", "batch": batch_id})
-            await self._ledger.call(Store.finish, batch_id)
+            for todo, start in await self._ledger.call(Store.left, batch_id):  # leases are renewed in between
+                await self._ledger.call(Store.finish_part, batch_id, todo, start)
             self._announcer.wake(f"batch {batch_id}")

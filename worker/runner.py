@@ -271,11 +271,11 @@ class Runner:
         await self._return(lease, Store.put_back, [lease], self.settings.worker_name, shun)
 
     async def _return(self, lease: Lease, query: Callable[..., None], *args: Any) -> None:
+        self._leases.drop(lease)  # before: what is put back and still held would be taken for lost
         try:
             await self._ledger.call(query, *args)
         except DBAPIError as error:  # then its lease runs out by itself
             self._database.trip(str(error.orig))
-        self._leases.drop(lease)
         self._announcer.wake("a job put back")
 
     async def _sweep(self) -> None:
