@@ -76,9 +76,9 @@ def submit_stream(
     batch_id, there, turn = store().open_batch(_new_id(), total, name, idempotency_key, about or {})
     seen: dict[str, str] = {}
     rest, start = iter(specs), 0
+    if (stored := store().batch(batch_id).total) != total:
+        raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {stored} of them")
     if there:
-        if store().batch(batch_id).total != total:
-            raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {store().batch(batch_id).total} of them")
         while start < there:
             part = list(islice(rest, min(PART, there - start)))
             _compare(batch_id, str(idempotency_key), start, part)

@@ -1,6 +1,7 @@
 """Every query that changes rows, each with a sentence. Those that only read are in `schemas.reader`, how jobs end is in
 `schemas.endings`. What the rows do not say about a job is not known of it."""
 
+import hashlib
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -14,6 +15,7 @@ from sqlmodel import SQLModel
 from schemas import endings, rows, twins
 from schemas.base import first_problem
 from schemas.database import Database, clock, insert_many, upsert
+from schemas.errors import IdempotencyConflict
 from schemas.fleet import Member
 from schemas.job import JobSpec
 from schemas.lease import Lease
@@ -82,7 +84,8 @@ class Store(Reader):
         """Store a batch and its jobs, all or nothing; the id of the batch that has this key already, if one has. With
         digests, jobs of the same one are run once."""
         leaders = twins.leaders(batch_id, 0, digests, {}) if digests else {}
-        todo = FILLING if len(specs) > WHOLE else None
+        filling = f"{FILLING} {_fingerprint(specs)}" if len(specs) > WHOLE else None
+        todo = filling
         with self.database.write() as db:
             stored, _ = _open(db, batch_id, len(specs), name, key, {}, todo)
             turn = self._turn(db, specs)
@@ -95,16 +98,18 @@ class Store(Reader):
                     images,
                 )
             elif stored != batch_id:
-                todo = db.scalar(select(_batches.c.todo).where(_batches.c.id == stored))
+                todo = db.scalar(select(_batches.c.todo).where(_batches.c.id == stored)) or ""
                 leaders = twins.leaders(stored, 0, digests, {}) if digests else {}
-        if todo == FILLING:  # in parts, so that nobody waits; a submission that was cut off is taken up here
+                if todo.startswith(FILLING) and todo != filling:  # some are not stored yet, and cannot be compared
+                    raise IdempotencyConflict(str(key), stored, "they are just being stored")
+        if filling and todo == filling:  # in parts, so that nobody waits; what was cut off is taken up here
             for start in range(0, len(specs), PART):
                 span = slice(start, start + PART)
                 added = [rows.job_row(stored, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
                 with self.database.write() as db:
                     _add(db, added, digests and digests[span], leaders, images and images[span], HELD)
             with self.database.write() as db:
-                ready = update(_batches).where(_batches.c.id == stored, _batches.c.todo == FILLING)
+                ready = update(_batches).where(_batches.c.id == stored, _batches.c.todo == filling)
                 db.execute(ready.values(todo=QUEUEING))
             self.finish(stored)
         return stored
@@ -174,7 +179,8 @@ class Store(Reader):
     def abandoned(self) -> list[str]:
         """Batches with which somebody has begun something that he has not finished in time."""
         begun = func.coalesce(_batches.c.cancelled_at, _batches.c.created_at)
-        which = (text("todo IS NOT NULL"), _batches.c.todo != FILLING, begun < clock() - ABANDONED_SECONDS)
+        theirs = _batches.c.todo.in_([QUEUEING, CANCELLING])
+        which = (text("todo IS NOT NULL"), theirs, begun < clock() - ABANDONED_SECONDS)
         with self.database.read() as db:
             return list(db.scalars(select(_batches.c.id).where(*which)))
 
@@ -362,6 +368,14 @@ class Store(Reader):
                 mine = and_(_jobs.c.id == job_id, _jobs.c.attempt == attempt, _jobs.c.worker == worker, _RUNNING)
                 db.execute(update(_jobs).where(mine).values(state=State.QUEUED, attempt=attempt - 1, **values))
             _end_cancelled(db, list(held))
+
+
+def _fingerprint(specs: Sequence[JobSpec]) -> str:
+    """The same for the same jobs, and for no others."""
+    made = hashlib.sha256()
+    for spec in specs:
+        made.update(spec.model_dump_json(exclude_defaults=True).encode() + b"\n")
+    return made.hexdigest()[:32]
 
 
 def _unread(version: str) -> str:

@@ -17,7 +17,8 @@ HELD = "held"
 
 FILLING, QUEUEING, CANCELLING = "filling", "queueing", "cancelling"
 """What is left to do with a batch: its submitter is storing its jobs, the stored jobs are being put into the queue, or
-they are being cancelled. Any worker can finish the last two."""
+they are being cancelled. Any worker can finish the last two. Behind the first one stands which jobs these are: nobody
+else's may be stored among them."""
 
 
 class BatchRow(SQLModel, table=True):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from schemas import JobSpec, Priority, State, Verdict
+from schemas import IdempotencyConflict, JobSpec, Priority, State, Verdict
 from schemas import store as module
 from schemas.audit import audit
 from schemas.store import Store
@@ -251,6 +251,27 @@ def test_a_large_batch_whose_submission_breaks_off_is_not_run_until_it_is_submit
     assert store.state("b-000001") is State.QUEUED
     assert store.add_batch("c", SAME * 2, None, "key") == "b"
     assert len(store.claim(9, "w", 60).leases) == 8
+
+
+def test_nobody_elses_jobs_are_stored_among_those_of_a_large_batch(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts(monkeypatch)
+    part, others = module.rows.job_row, [JobSpec(code="y")] * 8
+    raised: list[BaseException] = []
+
+    def meanwhile(batch_id: str, seq: int, *args: Any) -> dict[str, Any]:
+        for jobs in (others, others[:5], others[:2]) if seq == 4 else ():  # between two transactions
+            with pytest.raises(IdempotencyConflict) as conflict:
+                store.add_batch("c", jobs, None, "key")
+            raised.append(conflict.value)
+        return part(batch_id, seq, *args)
+
+    monkeypatch.setattr(module.rows, "job_row", meanwhile)
+    assert store.add_batch("b", SAME * 2, None, "key") == "b"
+    assert len(raised) == 3
+    assert {lease.spec.code for lease in store.claim(20, "w", 60).leases} == {"x"}
+    assert ask(store, "SELECT count(*) FROM jobs") == [(8,)]
 
 
 def test_a_large_batch_that_is_taken_up_waits_for_no_leader_that_was_cancelled_meanwhile(
