@@ -102,6 +102,9 @@ class Database:
             )
         with self.write() as connection:
             if connection.dialect.name == "postgresql":
+                # Millions of rows take longer than a worker's statements may, and so may he who is at it already.
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             config = Config()
             config.set_main_option("script_location", str(MIGRATIONS))
