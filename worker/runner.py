@@ -78,6 +78,8 @@ class Runner:
     def bury(self, reason: str, message: object) -> None:
         """Put a message aside that nobody can read."""
         log.error("a message was put aside: %s", reason[:200], extra={"action": "bad_message"})
+        # While it was in the queue, it passed for a wake-up, and no other was sent.
+        self._announcer.wake("a message that nobody could read")
         reason, body = ascii(reason)[1:-1][:LETTER], ascii(message)[:LETTER]
         try:
             self._call(self._ledger.call(Store.bury, self.settings.worker_name, reason, body))

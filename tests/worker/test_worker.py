@@ -358,3 +358,15 @@ def _empty_archive() -> bytes:
     with tarfile.open(fileobj=archive, mode="w") as files:
         files.addfile(tarfile.TarInfo("nothing"))
     return archive.getvalue()
+
+
+def test_a_message_that_nobody_can_read_has_not_taken_the_place_of_a_wake_up(
+    start_worker: Start, store: Store, redis_url: str
+) -> None:
+    worker = start_worker(EVALPOOL_RECONCILE_SECONDS="600")
+    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed  # its first look is over
+    with redis.Redis.from_url(redis_url) as client:
+        store.add_batch("b", [JobSpec(code="print(1)")], None, None)
+        client.lpush("evalpool.normal", b"no message")  # so that nobody would send another
+        eventually(lambda: store.progress("b").complete)
+    assert "bad_message" in worker.log.read_text()
