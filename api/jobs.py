@@ -168,8 +168,8 @@ def _images(specs: Sequence[JobSpec]) -> list[str]:
 
 
 def _digests(specs: Sequence[JobSpec], places: Sequence[str]) -> list[str]:
-    made = f"{fleet().profile(settings())} {version()}"
-    return [spec.digest(f"{place} {made}") for spec, place in zip(specs, places, strict=True)]
+    profile = fleet().profile(settings())
+    return [spec.digest(images.made_by(place, profile)) for spec, place in zip(specs, places, strict=True)]
 
 
 def _compare(batch_id: str, key: str, start: int, specs: Sequence[JobSpec]) -> None:

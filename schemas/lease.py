@@ -15,6 +15,8 @@ class Lease:
     spec: JobSpec
     image: str | None = None
     """What it runs in, as `schemas.images` writes it."""
+    digest: str | None = None
+    """Of all that decided its result when it was submitted; whoever has the same may get it."""
     attempt: int
     created_at: float
     started_at: float

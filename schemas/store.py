@@ -219,7 +219,7 @@ class Store(Reader):
             )
             .returning(
                 _jobs.c.id, _jobs.c.batch_id, _jobs.c.spec, _jobs.c.attempt, _jobs.c.created_at, _jobs.c.started_at,
-                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures, _jobs.c.image,
+                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures, _jobs.c.image, _jobs.c.digest,
             )
         )  # fmt: skip
         with self.database.write() as db:
@@ -248,6 +248,12 @@ class Store(Reader):
         many seconds."""
         until = clock() + shun if shun else null()
         self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": until})
+
+    def disown(self, job_ids: Collection[str]) -> None:
+        """Give nobody in a later batch the results of these jobs: they are made by something else than was expected."""
+        with self.database.write() as db:
+            running = endings.lock(db, job_ids, [State.RUNNING])
+            db.execute(update(_jobs).where(_jobs.c.id.in_(running)).values(digest=null()))
 
     def release(self, lease: Lease, failure: str, shun: float = 0) -> None:
         """Put a job back after a failure of ours; its worker leaves it to others for so many seconds."""

@@ -9,7 +9,8 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from schemas import images
+from schemas import fleet, images
+from schemas.images import made_by
 from schemas.lease import Lease
 from schemas.settings import Settings
 from schemas.store import Store
@@ -190,9 +191,17 @@ class Intake:
             else:
                 shun = 0.0 if self._inventory.miss(image) else UNKNOWN_SECONDS
                 absent.setdefault(shun, []).append(lease)
+        others = [lease.job_id for lease in settled if lease.digest not in (None, self._digest(lease))]
+        if others:
+            await self._ledger.call(Store.disown, others)
         for shun, leases in absent.items():
             await self._ledger.call(Store.put_back, leases, self._settings.worker_name, shun)
         return settled
+
+    def _digest(self, lease: Lease) -> str:
+        """Of what decides the result of a job if this worker runs it. At its submission, no worker may have been there,
+        or others, which run programs in another way."""
+        return lease.spec.digest(made_by(str(lease.image), fleet.profile(self._settings)))
 
     async def _pin(self, batch_id: str, name: str, local: str) -> str:
         """What this name of an image means to a batch, if that was not decided at its submission."""

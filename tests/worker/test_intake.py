@@ -7,12 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from schemas import JobSpec, Settings
+from schemas import JobSpec, Settings, Verdict, fleet, images
 from schemas.database import Database
 from schemas.lease import Lease
 from schemas.store import Claim, Store
 from worker.announcer import Announcer
 from worker.breaker import Breaker
+from worker.evaluation import finished
 from worker.intake import Intake
 from worker.inventory import Inventory
 from worker.lease import Leases
@@ -175,3 +176,29 @@ def test_a_worker_asks_again_for_jobs_that_were_locked_when_it_was_woken(store: 
 
     asyncio.run(story())
     assert begun == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("image", "profile", "same"),
+    [
+        (HERE, fleet.profile(Settings()), True),
+        (IMAGE, fleet.profile(Settings()), False),  # no worker was there that could say which image it is
+        (HERE, "cold runsc", False),  # workers were there that are gone by now
+    ],
+)
+def test_a_result_is_kept_for_later_batches_only_if_it_was_made_as_expected(
+    store: Store, image: str, profile: str, same: bool
+) -> None:
+    spec = JobSpec(code="x")
+    digest = spec.digest(images.made_by(image, profile))
+
+    async def run(lease: Lease) -> None:
+        store.record([finished(lease, Verdict.PASSED, "", "w")])
+
+    async def story() -> None:
+        store.add_batch("b", [spec, spec], None, None, [digest, digest], [image, image])
+        await Desk(store, run).intake.follow()
+
+    asyncio.run(story())
+    assert store.progress("b").verdicts == {Verdict.PASSED: 2}  # within the batch, they share it all the same
+    assert store.known([digest]) == ({digest: "b-000000"} if same else {})
