@@ -102,7 +102,8 @@ class Intake:
             idle = [(lease, task) for lease, task in held if lease.claimed < late and not self._pool.begun(task)]
             if not idle or not self._open:
                 continue
-            self._usual_seconds = max(self._usual_seconds, CLAIM_SECONDS)
+            # So long that nothing is claimed ahead, until jobs turn out to be shorter: else it would be these again.
+            self._usual_seconds = max(self._usual_seconds, 2 * self._settings.slots * CLAIM_SECONDS)
             for _, task in idle:
                 task.cancel(GIVEN_BACK)
             log.info("%d jobs have waited too long here", len(idle), extra={"action": "given_back"})

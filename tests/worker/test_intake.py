@@ -202,3 +202,37 @@ def test_a_result_is_kept_for_later_batches_only_if_it_was_made_as_expected(
     asyncio.run(story())
     assert store.progress("b").verdicts == {Verdict.PASSED: 2}  # within the batch, they share it all the same
     assert store.known([digest]) == ({digest: "b-000000"} if same else {})
+
+
+class Full:
+    """A pool in which only the first few jobs get a sandbox."""
+
+    def __init__(self) -> None:
+        self.first: set[asyncio.Task[Any]] = set()
+
+    def begun(self, task: "asyncio.Task[Any]") -> bool:
+        return task in self.first
+
+
+def test_jobs_that_have_waited_too_long_here_are_not_claimed_again_at_once(store: Store) -> None:
+    pool = Full()
+
+    async def run(_lease: Lease) -> None:
+        if len(pool.first) < 2 and (task := asyncio.current_task()):
+            pool.first.add(task)
+        await asyncio.sleep(3600)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.intake._pool = cast(Pool, pool)
+        desk.add("b", 10)
+        tasks = [asyncio.create_task(desk.intake.follow()), asyncio.create_task(desk.intake.keep())]
+        for _ in range(40):  # as if each message came back to this worker
+            await asyncio.sleep(0.1)
+            tasks.append(asyncio.create_task(desk.intake.follow()))
+        assert [each for each in desk.announcer.said if "given back" in each] == ["8 jobs given back"]
+        assert len(desk.leases) == 2
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(story())
