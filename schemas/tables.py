@@ -112,8 +112,8 @@ class WorkerRow(SQLModel, table=True):
 
 
 class ClockRow(SQLModel, table=True):
-    """One row, used with SQLite alone: what to add to the seconds since boot to get the time of day. Wall clocks jump;
-    this one does not, and all processes of the machine share it."""
+    """Used with SQLite alone, a row for each boot: what to add to the seconds since boot to get the time of day. Wall
+    clocks jump; this one does not, and all processes of the machine share it."""
 
     __tablename__ = "clocks"
 
