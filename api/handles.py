@@ -52,8 +52,7 @@ class Job:
 
     def cancel(self) -> None:
         """Never start it, or stop it: within seconds it has the verdict `cancelled`, unless it was finished before."""
-        store().cancel(job_id=self.id)
-        _wake()
+        _cancel(job_id=self.id)
 
     def result(self, timeout: float | None = None) -> Result:
         """What came out; waits for it, and raises `TimeoutError` when it is not there after so many seconds."""
@@ -128,9 +127,7 @@ class BatchHandle:
 
     def cancel(self) -> int:
         """End its waiting jobs and ask for the end of the running ones; how many had not started."""
-        ended = store().cancel(batch_id=self.id)
-        _wake()
-        return ended
+        return _cancel(batch_id=self.id)
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
         total = store().batch(self.id).total
@@ -151,10 +148,12 @@ class BatchHandle:
         return store().done(self.id) if store().progress(self.id).done > seen else set()
 
 
-def _wake() -> None:
-    """Jobs that waited for the result of a cancelled one may have to run now. Without Redis, they are found later."""
-    with suppress(*UNREACHABLE):
-        wake(bell().client, "what a cancel has set free")
+def _cancel(*, batch_id: str | None = None, job_id: str | None = None) -> int:
+    """Cancel, and wake a worker, since a twin may have to run now in the place of its leader."""
+    ended = store().cancel(batch_id=batch_id, job_id=job_id)
+    with suppress(*UNREACHABLE):  # the workers' next poll finds it
+        wake(bell().client, "twins of cancelled jobs")
+    return ended
 
 
 def _rings(batch_id: str, timeout: float | None) -> Generator[list[str] | None, None, None]:

@@ -78,10 +78,9 @@ def submit_stream(
     pins: dict[str, str] = {}
     rest, start = iter(specs), 0
     unreachable: QueueUnavailable | None = None
+    if (stored := store().batch(batch_id).total) != total:
+        raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {stored} jobs, not {total}")
     if there:
-        if store().batch(batch_id).total != total:
-            count = store().batch(batch_id).total
-            raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {count} jobs, not {total}")
         while start < there:
             part = list(islice(rest, min(PART, there - start)))
             _compare(batch_id, str(idempotency_key), start, part)
@@ -148,7 +147,8 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
             raise IdempotencyConflict(str(key), stored, f"it has {count} jobs, not {len(specs)}")
         for start in range(0, len(specs), PART):
             _compare(stored, str(key), start, specs[start : start + PART])
-        store().fill(stored, specs, digests, places)  # the first submission may have been interrupted
+        if not store().fill(stored, specs, digests, places):  # the first submission may have been interrupted
+            raise IdempotencyConflict(str(key), stored, "they are just being stored")
     unreachable = _wake(stored, f"{len(specs)} jobs of batch {stored}", specs[0].priority)
     if unreachable is not None:
         raise unreachable
@@ -179,8 +179,8 @@ def _images(specs: Sequence[JobSpec], batch_id: str | None = None, pins: dict[st
 
 
 def _digests(specs: Sequence[JobSpec], places: Sequence[str]) -> list[str]:
-    made = f"{fleet().profile(settings())} {version()}"
-    return [spec.digest(f"{place} {made}") for spec, place in zip(specs, places, strict=True)]
+    profile = fleet().profile(settings())
+    return [spec.digest(images.made_by(place, profile)) for spec, place in zip(specs, places, strict=True)]
 
 
 def _compare(batch_id: str, key: str, start: int, specs: Sequence[JobSpec]) -> None:

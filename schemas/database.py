@@ -23,6 +23,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x65766C70
 """Advisory lock of PostgreSQL under which one process at a time migrates."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+OFFSETS = Path("/proc/self/timens_offsets")
 
 
 class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
@@ -38,7 +39,7 @@ class clock(FunctionElement[float]):  # noqa: N801 - reads as the SQL function i
 
 @compiles(clock, "sqlite")
 def _sqlite_clock(_element: Any, _compiler: Any, **_: Any) -> str:
-    return "(since_boot() + (SELECT start FROM clocks))"
+    return _SQLITE_CLOCK
 
 
 @compiles(clock, "postgresql")
@@ -102,6 +103,9 @@ class Database:
             )
         with self.write() as connection:
             if connection.dialect.name == "postgresql":
+                # Millions of rows take longer than a worker's statements may, and so may he who is at it already.
+                connection.execute(text("SET LOCAL statement_timeout = 0"))
+                connection.execute(text("SET LOCAL lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             config = Config()
             config.set_main_option("script_location", str(MIGRATIONS))
@@ -111,19 +115,29 @@ class Database:
 
     def _set_clock(self) -> None:
         """Set the offset of the clock, once for each boot of the machine. Later processes use the same offset."""
-        boot_id = _boot_id()
+        known = text("SELECT 1 FROM clocks WHERE boot_id = boot_id()")
         with self.read() as connection:
-            known = connection.execute(text("SELECT 1 FROM clocks WHERE boot_id = :boot_id"), {"boot_id": boot_id})
-            if known.first():
+            if connection.execute(known).first():
                 return
         with self.write() as connection:
-            connection.execute(
-                text(
-                    "INSERT INTO clocks (id, boot_id, start) VALUES (1, :boot_id, :start) ON CONFLICT (id) DO UPDATE "
-                    "SET boot_id = excluded.boot_id, start = excluded.start WHERE boot_id != excluded.boot_id"
-                ),
-                {"boot_id": boot_id, "start": time.time() - since_boot()},
-            )
+            if connection.execute(known).first():  # somebody else was faster
+                return
+            add = "INSERT INTO clocks (id, boot_id, start) SELECT count(*) + 1, boot_id(), :start FROM clocks"
+            connection.execute(text(add), {"start": time.time() - since_boot()})
+            for correction in _CORRECTIONS:
+                connection.execute(text(correction.format(now=_SQLITE_CLOCK)))
+
+
+_SQLITE_CLOCK = "(since_boot() + (SELECT start FROM clocks WHERE boot_id = boot_id()))"
+_CORRECTIONS = (
+    "UPDATE jobs SET lease_until = {now} + 15 WHERE state = 'running' AND lease_until > {now} + 15",
+    "UPDATE jobs SET lease_until = NULL WHERE state = 'queued' AND lease_until > {now} + 3600",
+    "UPDATE batches SET cancelled_at = {now} WHERE todo IS NOT NULL AND cancelled_at > {now}",
+    "UPDATE batches SET created_at = {now} WHERE todo IS NOT NULL AND created_at > {now}",
+    "DELETE FROM workers WHERE seen_at > {now}",
+)
+"""For a clock that is behind the one before: that of the machine was wrong at its last boot, or is now. What has to
+happen at a time must not wait for the difference. Whoever is alive all the same renews his leases every second."""
 
 
 def upsert(connection: Connection, table: Any) -> Any:
@@ -154,11 +168,18 @@ def since_boot() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """To whom the seconds since boot are the same: containers can have a boot id, or an offset, of their own."""
     try:
-        return BOOT_ID.read_text().strip()
+        booted = BOOT_ID.read_text().strip()
     except OSError:  # not Linux: the hour of the boot is precise enough
         return str(round((time.time() - since_boot()) / 3600))
+    try:
+        offsets = dict(line.split(maxsplit=1) for line in OFFSETS.read_text().splitlines())
+    except (OSError, ValueError):  # a kernel without namespaces of time
+        offsets = {}
+    moved = " ".join(offsets.get("boottime", "0 0").split())
+    return booted if moved == "0 0" else f"{booted} {moved}"
 
 
 def _sqlite(url: str) -> Engine:
@@ -166,11 +187,13 @@ def _sqlite(url: str) -> Engine:
     if path and path != ":memory:":
         private_database(Path(path))
     engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    booted = boot_id()
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.create_function("since_boot", 0, since_boot)
+        connection.create_function("boot_id", 0, lambda: booted, deterministic=True)
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
 

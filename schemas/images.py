@@ -6,6 +6,7 @@ two, since the name of an image cannot contain one.
 
 from schemas.job import JobSpec
 from schemas.settings import Settings
+from schemas.version import version
 
 
 def wanted(spec: JobSpec, settings: Settings) -> str:
@@ -41,3 +42,8 @@ def say(image: str) -> str:
     """A short form for messages: the name and the start of the digest."""
     digest = digest_of(image)
     return f"{name_of(image)} ({digest[:19]}…)" if digest else name_of(image)
+
+
+def made_by(image: str, profile: str) -> str:
+    """What a result depends on besides the job itself: the image, how the worker runs programs, and our version."""
+    return f"{image} {profile} {version()}"

@@ -15,6 +15,8 @@ class Lease:
     spec: JobSpec
     image: str | None = None
     """The image it runs in, in the form of `schemas.images`."""
+    digest: str | None = None
+    """The digest of all that decides its result, as its submitter knew it; NULL if nobody shares the result."""
     attempt: int
     created_at: float
     started_at: float

@@ -68,6 +68,7 @@ def lease_of(row: Any) -> Lease:
         job_id=row.id,
         batch_id=row.batch_id,
         image=row.image,
+        digest=row.digest,
         spec=JobSpec.model_validate_json(row.spec),
         attempt=row.attempt,
         created_at=row.created_at,

@@ -1,6 +1,7 @@
 """The queries that change rows, each with a sentence. Queries that only read are in `schemas.reader`, and those that
 end jobs are in `schemas.endings`. Nothing is known about a job but what its rows say."""
 
+import hashlib
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -50,6 +51,8 @@ class Claim:
     leases: list[Lease]
     unreadable: dict[str, str]
     """Job id → reason: jobs of a newer version, which were put back for workers that can read them."""
+    passed_over: bool = False
+    """Whether fewer jobs than asked for were found while others were locked by another transaction."""
 
     @property
     def count(self) -> int:
@@ -80,15 +83,15 @@ class Store(Reader):
     ) -> str:
         """Store a batch and its jobs, all or nothing. Returns its id, or that of the batch that has this key already
         and stays as it is. With digests, jobs of the same digest are run once."""
-        large = len(specs) > WHOLE
-        pins = {name_of(image): digest for image in set(images or ()) if large and (digest := digest_of(image))}
+        todo = _filling(specs) if len(specs) > WHOLE else None
+        pins = {name_of(image): digest for image in set(images or ()) if todo and (digest := digest_of(image))}
         with self.database.write() as db:
-            stored, _ = _open(db, batch_id, len(specs), name, key, {}, FILLING if large else None, pins)
-            if stored == batch_id and not large:
+            stored, _ = _open(db, batch_id, len(specs), name, key, {}, todo, pins)
+            if stored == batch_id and todo is None:
                 turn, leaders = self._turn(db, specs), twins.leaders(batch_id, 0, digests or (), {})
                 added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)]
                 _add(db, added, digests, leaders, images)
-        if stored == batch_id and large:
+        if stored == batch_id and todo is not None:
             self.fill(batch_id, specs, digests, images)
         return stored
 
@@ -98,14 +101,16 @@ class Store(Reader):
         specs: Sequence[JobSpec],
         digests: Sequence[str] | None = None,
         images: Sequence[str] | None = None,
-    ) -> None:
+    ) -> bool:
         """Store the jobs of a large batch in parts, so that other transactions need not wait, and queue them when all
-        are stored. It completes a submission that was interrupted, and changes nothing in a batch that is complete."""
+        are stored. It completes a submission that was interrupted, and changes nothing in a batch that is complete.
+        Returns False if the batch is being filled with other jobs."""
         with self.database.read() as db:
             batch = db.execute(select(_batches.c.todo, _batches.c.pins).where(_batches.c.id == batch_id)).one()
             turn = self._turn(db, specs)
-        if batch.todo != FILLING:
-            return
+        filling = _filling(specs)
+        if batch.todo != filling:
+            return not (batch.todo or "").startswith(FILLING)
         pins: dict[str, str] = json.loads(batch.pins or "{}")  # the tags may have moved since the first part
         places = [pinned(name_of(image), pins.get(name_of(image)) or digest_of(image)) for image in images or ()]
         leaders = twins.leaders(batch_id, 0, digests or (), {})
@@ -115,9 +120,10 @@ class Store(Reader):
             with self.database.write() as db:
                 _add(db, added, digests and digests[span], leaders, places[span] or None, HELD)
         with self.database.write() as db:
-            ready = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == FILLING)
+            ready = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == filling)
             db.execute(ready.values(todo=QUEUEING))
         self.finish(batch_id)
+        return True
 
     def open_batch(
         self, batch_id: str, total: int, name: str | None, key: str | None, about: Mapping[str, Any]
@@ -154,29 +160,39 @@ class Store(Reader):
     def finish(self, batch_id: str) -> int:
         """Do what is left to do with a batch: queue its stored jobs, or cancel them. This takes several transactions,
         so that others need not wait long. Returns how many jobs ended."""
-        ended = 0
+        return sum(self.finish_part(batch_id, *part) for part in self.left(batch_id))
+
+    def left(self, batch_id: str) -> list[tuple[str, int]]:
+        """What is left to do with a batch, in parts: what to do, and the place in the batch at which the part begins.
+        The last part has the place -1 and marks the batch as done."""
         with self.database.read() as db:
-            batch = db.execute(select(_batches.c.todo, _batches.c.total).where(_batches.c.id == batch_id)).one()
-        starts = range(0, batch.total, PART) if batch.todo in (QUEUEING, CANCELLING) else range(0)
-        if batch.todo == CANCELLING:
+            todo, total = db.execute(select(_batches.c.todo, _batches.c.total).where(_batches.c.id == batch_id)).one()
+        if todo not in (QUEUEING, CANCELLING):
+            return []
+        starts = range(0, total, PART)
+        if todo == CANCELLING:
             # A twin comes after its leader. In forward order it would be queued in its leader's place, and might run.
             starts = starts[::-1]
-        for start in starts:
-            span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + PART)
-            with self.database.write() as db:
-                if batch.todo == QUEUEING:
-                    db.execute(update(_jobs).where(span, _jobs.c.state == HELD).values(state=State.QUEUED))
-                else:
-                    ended += _cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
+        return [(todo, start) for start in (*starts, -1)]
+
+    def finish_part(self, batch_id: str, todo: str, start: int) -> int:
+        """Do one of these parts. Returns how many jobs ended."""
+        span = and_(_jobs.c.batch_id == batch_id, _jobs.c.seq >= start, _jobs.c.seq < start + PART)
         with self.database.write() as db:
-            done = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == batch.todo)
-            db.execute(done.values(todo=null()))
-        return ended
+            if start < 0:
+                done = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == todo)
+                db.execute(done.values(todo=null()))
+            elif todo == QUEUEING:
+                db.execute(update(_jobs).where(span, _jobs.c.state == HELD).values(state=State.QUEUED))
+            else:
+                return _cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
+        return 0
 
     def abandoned(self) -> list[str]:
         """Batches whose queueing or cancelling was begun `ABANDONED_SECONDS` ago and is not finished."""
         begun = func.coalesce(_batches.c.cancelled_at, _batches.c.created_at)
-        which = (text("todo IS NOT NULL"), _batches.c.todo != FILLING, begun < clock() - ABANDONED_SECONDS)
+        theirs = _batches.c.todo.in_([QUEUEING, CANCELLING])
+        which = (text("todo IS NOT NULL"), theirs, begun < clock() - ABANDONED_SECONDS)
         with self.database.read() as db:
             return list(db.scalars(select(_batches.c.id).where(*which)))
 
@@ -198,8 +214,8 @@ class Store(Reader):
                 .where(*which, _jobs.c.priority == priority.value)
                 .order_by(_jobs.c.rank)
                 .limit(count)
-                # PostgreSQL: skip what another transaction has locked, mostly another claim. The next wake-up or poll
-                # finds the rows that are still queued then.
+                # PostgreSQL: skip what another transaction has locked, mostly another claim. Waiting for it would keep
+                # this worker from the jobs that it can have.
                 .with_for_update(skip_locked=True)
                 .subquery()
             )
@@ -215,11 +231,13 @@ class Store(Reader):
             )
             .returning(
                 _jobs.c.id, _jobs.c.batch_id, _jobs.c.spec, _jobs.c.attempt, _jobs.c.created_at, _jobs.c.started_at,
-                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures, _jobs.c.image,
+                _jobs.c.rank, _jobs.c.priority, _jobs.c.failures, _jobs.c.image, _jobs.c.digest,
             )
         )  # fmt: skip
         with self.database.write() as db:
             claimed = db.execute(claim).all()
+            locks = db.dialect.name == "postgresql" and len(claimed) < count
+            passed_over = locks and bool(db.scalar(select(select(_jobs.c.id).where(*which).exists())))
             if claimed:
                 reached = max(row.rank - rows.HEAD_START[Priority(row.priority)] for row in claimed)
                 # Whoever holds this row may have been cut off: it is not worth waiting for.
@@ -235,11 +253,20 @@ class Store(Reader):
         if unreadable:
             bad = {row.id: row.attempt for row in claimed if row.id in unreadable}
             self._untried(bad, worker, {"worker": mark, "lease_until": clock() + UNREADABLE_SECONDS})
-        return Claim(leases, unreadable)
+        return Claim(leases, unreadable, passed_over)
 
-    def put_back(self, leases: Collection[Lease], worker: str) -> None:
-        """Requeue jobs that were never tried; they get their attempt back."""
-        self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": null()})
+    def put_back(self, leases: Collection[Lease], worker: str, shun: float = 0) -> None:
+        """Requeue jobs that were never tried; they get their attempt back. Their worker leaves them to other workers
+        for `shun` seconds."""
+        until = clock() + shun if shun else null()
+        self._untried({lease.job_id: lease.attempt for lease in leases}, worker, {"lease_until": until})
+
+    def disown(self, job_ids: Collection[str]) -> None:
+        """Do not share the results of these jobs with later batches: their worker runs them in another way than their
+        submitter expected."""
+        with self.database.write() as db:
+            running = endings.lock(db, job_ids, [State.RUNNING])
+            db.execute(update(_jobs).where(_jobs.c.id.in_(running)).values(digest=null()))
 
     def release(self, lease: Lease, worker: str, failure: str, shun: float = 0) -> None:
         """Requeue a job after a failure of ours. Its worker leaves it to other workers for `shun` seconds."""
@@ -368,6 +395,14 @@ class Store(Reader):
                 mine = and_(_jobs.c.id.in_(those), _jobs.c.attempt == attempt, _jobs.c.worker == worker, _RUNNING)
                 db.execute(update(_jobs).where(mine).values(state=State.QUEUED, attempt=attempt - 1, **values))
             _end_cancelled(db, list(held))
+
+
+def _filling(specs: Sequence[JobSpec]) -> str:
+    """The value of the column `todo` while these jobs, and no others, are being stored."""
+    made = hashlib.sha256()
+    for spec in specs:
+        made.update(spec.model_dump_json(exclude_defaults=True).encode() + b"\n")
+    return f"{FILLING} {made.hexdigest()[:32]}"
 
 
 def _unread(version: str) -> str:

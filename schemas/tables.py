@@ -17,7 +17,8 @@ HELD = "held"
 
 FILLING, QUEUEING, CANCELLING = "filling", "queueing", "cancelling"
 """What is left to do with a batch: its submitter is storing its jobs, the stored jobs are being queued, or the jobs are
-being cancelled. Any worker can finish the last two."""
+being cancelled. Any worker can finish the last two. A hash of the jobs follows the first word, so that nobody can store
+other jobs in the batch."""
 
 
 class BatchRow(SQLModel, table=True):
@@ -113,8 +114,8 @@ class WorkerRow(SQLModel, table=True):
 
 
 class ClockRow(SQLModel, table=True):
-    """One row, used only with SQLite: the offset from the seconds since boot to the time of day. Unlike a wall clock,
-    this sum never jumps, and all processes of the machine share it."""
+    """Used only with SQLite, one row for each boot: the offset from the seconds since boot to the time of day. Unlike a
+    wall clock, this sum never jumps, and all processes of the machine share it."""
 
     __tablename__ = "clocks"
 

@@ -1,5 +1,6 @@
 """Identical jobs: one of them, the leader, is run, and the others, its twins, get its result."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from schemas.verdict import State, Verdict
 _jobs = SQLModel.metadata.tables["jobs"]
 _results = SQLModel.metadata.tables["results"]
 TWINS = text("jobs.state = 'twin'")  # spelt out: only then do partial indexes apply
+MOST, APART = 1000, 200_000
+"""Twins of a leader among the jobs that are stored together, and places of a batch between them: whoever ends the
+leader gives all of them its result, in one transaction, for which others wait."""
 _UNSCORED = [verdict for verdict in Verdict if not verdict.scored]
 
 
@@ -66,10 +70,18 @@ def known(db: Connection, digests: Sequence[str]) -> dict[str, str]:
 
 def leaders(batch_id: str, start: int, digests: Sequence[str], seen: dict[str, str]) -> dict[int, str]:
     """Which of these jobs, the batch's `start`-th and following, have been seen before: place in the batch → job id.
-    Those that have not are seen from now on."""
+    Those that have not are seen from now on; and so is one for whose leader enough others wait."""
     found: dict[int, str] = {}
+    waiting: Counter[str] = Counter()
     for seq, digest in enumerate(digests, start):
-        leader = seen.setdefault(digest, rows.job_id(batch_id, seq))
-        if leader != rows.job_id(batch_id, seq):
+        own = rows.job_id(batch_id, seq)
+        leader = seen.setdefault(digest, own)
+        if leader == own:
+            continue
+        waiting[leader] += 1
+        here, _, place = leader.rpartition("-")
+        if here == batch_id and (waiting[leader] > MOST or seq - int(place) > APART):
+            seen[digest] = own
+        else:
             found[seq] = leader
     return found

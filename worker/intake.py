@@ -11,7 +11,8 @@ from weakref import WeakSet
 
 from sqlalchemy.exc import DBAPIError
 
-from schemas import images
+from schemas import fleet, images
+from schemas.images import made_by
 from schemas.lease import Lease
 from schemas.settings import Settings
 from schemas.store import Store
@@ -28,6 +29,10 @@ CLAIM_SECONDS = 0.5
 """How much work is claimed ahead. It is little, since no other worker can take what is claimed."""
 IDLE_SECONDS = 1.0
 """How long a claimed job may wait for a sandbox before it is given back, as another worker may be free."""
+LOCKED_SECONDS = 0.05
+"""How long to wait before asking again for jobs that another transaction had locked."""
+UNKNOWN_SECONDS = 600.0
+"""How long a job is left to other workers if its image is absent and too many absent images are remembered already."""
 PINS = 1000
 """How many pinned images are cached."""
 
@@ -53,8 +58,9 @@ class Intake:
         self._usual_seconds = 0.01
         """Moving average of the run time of a job."""
         self._open = True
-        self._under_way = 0
-        """How many wake-ups are being handled."""
+        self._asking = 0
+        """How many wake-ups are about to claim jobs. A wake-up that waits for the jobs it has claimed does not count:
+        they may take hours, and the other slots are free meanwhile."""
         self._claiming = asyncio.Lock()
         self._freed = asyncio.Event()
         """Set when a job is over, so that there may be room for another."""
@@ -65,21 +71,13 @@ class Intake:
 
     async def follow(self) -> None:
         """Handle a wake-up: claim jobs in the order of their turns and run them, until none is left for this worker."""
-        self._under_way += 1
-        try:
-            while await self._able():
-                async with self._claiming:
-                    count = min(self._room(), self._settings.chunk)
-                    tasks = await self._claim(count) if count else []
-                if count and not tasks:
-                    return
-                await asyncio.gather(*tasks)
-        finally:
-            self._under_way -= 1
+        while tasks := await self._next():
+            # Not `gather`: it would raise the cancellation of a job, and nobody would claim the jobs that wait.
+            await asyncio.wait(tasks)
 
     def look(self) -> None:
         """Look for jobs without a message. It may be lost, or may have reached only workers that cannot run them."""
-        if not self._under_way and self._room():
+        if not self._asking and self._room():
             task = asyncio.get_running_loop().create_task(self.follow())
             self._background.add(task)
             task.add_done_callback(self._background.discard)
@@ -110,11 +108,25 @@ class Intake:
                 if lease.claimed < late and not self._pool.begun(task) and task not in self._told
             ]
             if idle and self._open:
-                self._usual_seconds = max(self._usual_seconds, CLAIM_SECONDS)
+                # So long that nothing is claimed ahead until jobs turn out to be shorter. Else the same jobs would be
+                # claimed again.
+                self._usual_seconds = max(self._usual_seconds, 2 * self._settings.slots * CLAIM_SECONDS)
                 log.info("%d jobs are given back after waiting for a slot", len(idle), extra={"action": "given_back"})
                 for task in idle:
                     self._told.add(task)  # a second cancellation would interrupt the requeueing
                     task.cancel(PUT_BACK)
+
+    async def _next(self) -> list["asyncio.Task[None]"]:
+        """Claim and start the next jobs. Returns none if none is left for this worker, or if it takes no more."""
+        self._asking += 1
+        try:
+            while await self._able():
+                async with self._claiming:
+                    if count := min(self._room(), self._settings.chunk):
+                        return await self._claim(count)
+            return []
+        finally:
+            self._asking -= 1
 
     def _room(self) -> int:
         """How many more jobs to claim: enough for the slots, and what they finish in `CLAIM_SECONDS`. Long jobs are
@@ -158,6 +170,12 @@ class Intake:
                 )  # fmt: skip
             if claim.count == count:  # there may be more jobs, and other workers may be free
                 self._announcer.wake("more jobs wait")
+            if claim.passed_over and not leases:  # nobody sends a wake-up when the lock is released
+                await asyncio.sleep(LOCKED_SECONDS)
+                if self._open:
+                    continue
+            elif claim.passed_over:
+                self._announcer.wake("jobs were locked")
             if leases or not claim.count:
                 tasks = [asyncio.get_running_loop().create_task(self._run(lease)) for lease in leases]
                 for lease, task in zip(leases, tasks, strict=True):
@@ -166,7 +184,8 @@ class Intake:
 
     async def _settle(self, claimed: list[Lease]) -> list[Lease]:
         """The leases whose image is here, each with the digest of the image. The others are put back."""
-        settled, absent = [], []
+        settled: list[Lease] = []
+        absent: dict[float, list[Lease]] = {}
         for lease in claimed:
             image = lease.image or images.wanted(lease.spec, self._settings)
             name, digest = images.name_of(image), images.digest_of(image)
@@ -176,11 +195,19 @@ class Intake:
             if lease.image is None or (digest and digest in self._inventory.digests):
                 settled.append(replace(lease, image=images.pinned(name, digest)))
             else:
-                self._inventory.miss(image)
-                absent.append(lease)
-        if absent:
-            await self._ledger.call(Store.put_back, absent, self._settings.worker_name)
+                shun = 0.0 if self._inventory.miss(image) else UNKNOWN_SECONDS
+                absent.setdefault(shun, []).append(lease)
+        others = [lease.job_id for lease in settled if lease.digest not in (None, self._digest(lease))]
+        if others:
+            await self._ledger.call(Store.disown, others)
+        for shun, leases in absent.items():
+            await self._ledger.call(Store.put_back, leases, self._settings.worker_name, shun)
         return settled
+
+    def _digest(self, lease: Lease) -> str:
+        """The digest of all that decides the result of a job if this worker runs it. It differs from the submitter's if
+        no worker was alive then, or if the workers run programs in different ways."""
+        return lease.spec.digest(made_by(str(lease.image), fleet.profile(self._settings)))
 
     async def _pin(self, batch_id: str, name: str, local: str) -> str:
         """The digest of this image for a batch whose submission could not pin it."""

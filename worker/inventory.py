@@ -8,6 +8,9 @@ from worker.sandbox.engine import Engine
 
 log = logging.getLogger("evalpool.inventory")
 
+MOST_ABSENT = 1000
+"""How many absent images are remembered. Each of them is part of every claim, and a submitter can name any number."""
+
 
 class Inventory:
     """Refreshed every few seconds, since images are added, removed and retagged while a worker runs."""
@@ -43,11 +46,12 @@ class Inventory:
         digest = images.digest_of(image)
         return digest in self.digests if digest else self.resolve(image) is not None
 
-    def miss(self, image: str) -> None:
-        """Take no more jobs with this image until it is here."""
-        if image not in self.absent:
+    def miss(self, image: str) -> bool:
+        """Take no more jobs with this image until it is here. Returns False if too many are remembered already."""
+        if image not in self.absent and len(self.absent) < MOST_ABSENT:
             self.absent.add(image)
             log.warning(
                 "the image %s is not on this machine: its jobs are left to other workers", images.say(image),
                 extra={"action": "image_absent"},
             )  # fmt: skip
+        return image in self.absent

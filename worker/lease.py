@@ -57,7 +57,7 @@ class Leases:
                 continue
             attempts = {job_id: lease.attempt for job_id, (lease, _) in self._held.items()}
             try:
-                lost, cancelled = await self._ledger.call(Store.renew, attempts, self._worker, self._seconds)
+                lost, cancelled = await self._ledger.at_once(Store.renew, attempts, self._worker, self._seconds)
             except Exception as error:  # the database is away: the leases may run out, and then the jobs run again
                 log.warning("leases could not be renewed: %s", error, extra={"action": "renew_failed"})
                 continue

@@ -1,4 +1,5 @@
-"""The store as the event loop sees it: every query in the one thread that owns the connection."""
+"""The store as the event loop sees it: every query in the thread that owns the connection, but for those that cannot
+wait for the others."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,13 +18,28 @@ class Ledger:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._other = ThreadPoolExecutor(1, thread_name_prefix="leases")
 
     async def call(self, query: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a query of the store, given as `Store.query`, and await its answer."""
-        bound: Callable[P, T] = getattr(self._store, query.__name__)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: bound(*args, **kwargs))
+        return await self._run(self._thread, query, *args, **kwargs)
+
+    async def at_once(self, query: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same, beside whatever the others are at: a lease must not run out behind a long commit."""
+        return await self._run(self._other, query, *args, **kwargs)
 
     def close(self) -> None:
         """Finish what is under way and let go of the database."""
         self._thread.shutdown(wait=True)
+        self._other.shutdown(wait=True)
         self._store.database.close()
+
+    async def _run(
+        self,
+        thread: ThreadPoolExecutor,
+        query: Callable[Concatenate[Store, P], T],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        bound: Callable[P, T] = getattr(self._store, query.__name__)
+        return await asyncio.get_running_loop().run_in_executor(thread, lambda: bound(*args, **kwargs))

@@ -32,14 +32,26 @@ class Reconciler:
         self.counts: Counter[str] = Counter()
 
     async def keep(self) -> None:
-        """Look for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(self._settings.reconcile_seconds)
+        """Look for ever. The steps do not wait for each other: a large batch can take minutes to finish, and an engine
+        can be slow to list its images. The worker reports that it is alive even if it looks for jobs less often."""
+        usual = self._settings.reconcile_seconds
+        await asyncio.gather(
+            self._every(min(usual, self._settings.lease_seconds / 3), self._tell),
+            self._every(usual, self._expire, self._look),
+            self._every(usual, self._finish),
+        )
 
     async def look(self) -> None:
         """Take every step once. A step that fails does not stop the others."""
-        for step in (self._tell, self._expire, self._finish):
+        await self._take(self._tell, self._expire, self._finish, self._look)
+
+    async def _every(self, seconds: float, *steps: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._take(*steps)
+            await asyncio.sleep(seconds)
+
+    async def _take(self, *steps: Callable[[], Awaitable[None]]) -> None:
+        for step in steps:
             try:
                 await step()
             except Exception as error:  # the database is away, or a row is broken: the next look tries again
@@ -48,6 +60,9 @@ class Reconciler:
                     "could not reconcile (%s): %s", step.__name__.strip("_"), error,
                     extra={"action": "reconcile_failed"},
                 )  # fmt: skip
+
+    async def _look(self) -> None:
+        """Set the worker to work."""
         self._work()
 
     async def _tell(self) -> None:
@@ -66,5 +81,6 @@ class Reconciler:
         """Finish queueing or cancelling the batches of processes that have died."""
         for batch_id in await self._ledger.call(Store.abandoned):
             log.warning("finishing an interrupted batch", extra={"action": "finish", "batch": batch_id})
-            await self._ledger.call(Store.finish, batch_id)
+            for todo, start in await self._ledger.call(Store.left, batch_id):  # other queries run between the parts
+                await self._ledger.call(Store.finish_part, batch_id, todo, start)
             self._announcer.wake(f"batch {batch_id}")

@@ -56,6 +56,8 @@ class Recorder:
             try:
                 new = await self._ledger.call(Store.record, [result for result, _ in group], self._writer)
                 self._announcer.ring(new)
+                if not all(result.verdict.scored for result, _ in group):
+                    self._announcer.wake("twins may have taken the place of their leader")
                 break
             except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError) as error:  # it is away, locked or full
                 log.warning("results could not be committed yet: %s", error, extra={"action": "commit_failed"})

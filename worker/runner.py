@@ -41,6 +41,9 @@ LETTER = 4096
 """How much is kept of a message that nobody can read."""
 SHUN_SECONDS = 1.0
 """How long a worker leaves a job that it failed with to others."""
+MISSING_SECONDS = 15.0
+"""How long it leaves one to others whose image was not there when it was to run. Rows of older versions do not say
+which image that is, and so cannot be left out of the next claim."""
 
 T = TypeVar("T")
 
@@ -75,6 +78,8 @@ class Runner:
     def bury(self, reason: str, message: object) -> None:
         """Put a message aside that nobody can read."""
         log.error("a message was put aside: %s", reason[:200], extra={"action": "bad_message"})
+        # While it was in the queue, it passed for a wake-up, and no other was sent.
+        self._announcer.wake("a message that nobody could read")
         reason, body = ascii(reason)[1:-1][:LETTER], ascii(message)[:LETTER]
         try:
             self._call(self._ledger.call(Store.bury, self.settings.worker_name, reason, body))
@@ -133,6 +138,7 @@ class Runner:
         self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping, settings.image))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._artifacts = Artifacts()
+        self._trying = asyncio.Lock()
         self._inventory = Inventory(self._engine)
         self._pool = Pool(self._make, settings.slots, settings.max_uses)
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
@@ -147,7 +153,7 @@ class Runner:
         try:
             await self._engine.call(self._engine.sweep)
             await self._inventory.refresh()
-            await self._pool.warm(Shape(self._inventory.pin(settings.image), 512, 64, 64))
+            await self._pool.warm(self._usual_shape())
         except SandboxLost as error:
             raise SetupError(f"no sandbox can be started here: {error}") from error
         await self._ledger.call(Store.retire, settings.worker_name)
@@ -191,12 +197,15 @@ class Runner:
         except PoolClosed:
             await self._put_back(lease)
         except NoSandbox as error:
-            self._docker.trip(str(error))
-            await self._put_back(lease)
+            if await self._own_doing(lease):
+                await self._failed(lease, str(error))
+            else:
+                self._docker.trip(str(error))
+                await self._put_back(lease)
         except ImageMissing:
             await self._inventory.refresh()
             self._inventory.miss(str(lease.image))
-            await self._put_back(lease)
+            await self._put_back(lease, MISSING_SECONDS)
         except asyncio.CancelledError as stop:
             if CANCELLED in stop.args:
                 await self._recorder.record(self._ended(lease, Verdict.CANCELLED, "cancelled while it ran"))
@@ -241,12 +250,30 @@ class Runner:
         await asyncio.sleep(SHUN_SECONDS)  # if there is another worker, it has taken it by now; else we try again
         self._announcer.wake("a job put back")
 
-    async def _put_back(self, lease: Lease) -> None:
+    async def _own_doing(self, lease: Lease) -> bool:
+        """Whether a sandbox cannot be made for this job alone, for example because its image has no shell, while others
+        can be made. That costs the job an attempt. Other jobs must not wait, as they would if the engine were away."""
+        if images.name_of(str(lease.image)) == self.settings.image:
+            return False
+        async with self._trying:
+            if not self._docker.is_closed:
+                return False
+            try:
+                usual = await self._make(self._usual_shape())
+            except EvalpoolError:
+                return False
+            await usual.close()
+            return True
+
+    def _usual_shape(self) -> Shape:
+        return Shape(self._inventory.pin(self.settings.image), 512, 64, 64)
+
+    async def _put_back(self, lease: Lease, shun: float = 0) -> None:
         """Requeue a job that was not tried here."""
-        await self._return(lease, Store.put_back, [lease], self.settings.worker_name)
+        await self._return(lease, Store.put_back, [lease], self.settings.worker_name, shun)
 
     async def _return(self, lease: Lease, query: Callable[..., None], *args: Any) -> None:
-        self._leases.drop(lease)  # first: what is on its way to the queue must not be stopped any more
+        self._leases.drop(lease)  # first: a job that is being requeued must not be stopped or taken for lost
         try:
             await self._ledger.call(query, *args)
         except DBAPIError as error:  # then its lease runs out by itself

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from api import BatchHandle, submit_batch, submit_job
-from schemas import Result, State, Verdict
+from api import BatchHandle, Job, submit_batch, submit_job
+from schemas import JobSpec, Result, State, Verdict
 from schemas.store import Store
 from tests.api.conftest import Finish, record
 from tests.conftest import eventually
@@ -209,3 +209,15 @@ async def test_blocking_calls_work_inside_a_running_loop(finish: Finish, redis_u
     job = submit_job(code="x")
     finish([job.id])
     assert job.result(timeout=5).passed
+
+
+@pytest.mark.parametrize("how", ["job", "batch"])
+def test_a_cancellation_wakes_a_worker_for_the_twins_it_leaves(store: Store, redis_url: str, how: str) -> None:
+    store.add_batch("b", [JobSpec(code="x")] * 2, None, None, ["same", "same"])
+    if how == "job":
+        Job("b-000000").cancel()
+        assert len(store.claim(9, "w", 60).leases) == 1
+    else:
+        BatchHandle("b").cancel()
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen("evalpool.normal") == 1

@@ -180,3 +180,12 @@ def test_an_unknown_id_is_not_found(store: Store) -> None:
         get_job("nobody-000000")
     with pytest.raises(BatchNotFound, match="nobody"):
         get_batch("nobody")
+
+
+def test_a_stream_of_another_length_conflicts_even_if_no_job_of_the_first_is_stored_yet(
+    store: Store, redis_url: str
+) -> None:
+    store.open_batch("b", 10, None, "key", {})
+    with pytest.raises(IdempotencyConflict, match="10 of them"):
+        submit_stream(iter([JobSpec(code="x")] * 20), 20, idempotency_key="key")
+    assert store.stored("b", 0, 20) == []

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from sqlalchemy import text
 
 from schemas import JobSpec, Verdict, endings
 from schemas import store as module
@@ -88,3 +89,15 @@ def test_results_can_be_recorded_while_a_second_process_adds_twins_of_twins(stor
     late = {3: "b-000001", 4: "b-000002"}
     meet(lambda: store.record(recorded, "w"), lambda: store.add_jobs("b", 3, [same, other], 0.0, digests[1:], late))
     assert store.progress("b").verdicts == {Verdict.PASSED: 5}
+
+
+def test_a_claim_says_that_it_has_passed_over_a_job_that_somebody_had_locked(store: Store) -> None:
+    submit(store, "x", "y")
+    with store.database.write() as db:
+        db.execute(text("SELECT id FROM jobs WHERE id = 'b-000000' FOR SHARE"))
+        claim = store.claim(9, "w", 60)
+        assert [lease.job_id for lease in claim.leases] == ["b-000001"]
+        assert claim.passed_over
+    claim = store.claim(9, "w", 60)
+    assert [lease.job_id for lease in claim.leases] == ["b-000000"]
+    assert not claim.passed_over

@@ -265,6 +265,26 @@ def test_a_large_batch_whose_submission_was_interrupted_does_not_run_until_it_is
     assert len(store.claim(9, "w", 60).leases) == 8
 
 
+def test_nobody_elses_jobs_are_stored_among_those_of_a_large_batch(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_parts(monkeypatch)
+    part, others = module.rows.job_row, [JobSpec(code="y")] * 8
+    refused: list[bool] = []
+
+    def meanwhile(batch_id: str, seq: int, *args: Any) -> dict[str, Any]:
+        for jobs in (others, others[:5], others[:2]) if seq == 4 else ():  # between two transactions
+            assert store.add_batch("c", jobs, None, "key") == "b"
+            refused.append(not store.fill("b", jobs))
+        return part(batch_id, seq, *args)
+
+    monkeypatch.setattr(module.rows, "job_row", meanwhile)
+    assert store.add_batch("b", SAME * 2, None, "key") == "b"
+    assert refused == [True] * 3
+    assert {lease.spec.code for lease in store.claim(20, "w", 60).leases} == {"x"}
+    assert ask(store, "SELECT count(*) FROM jobs") == [(8,)]
+
+
 def test_a_large_batch_that_is_resumed_does_not_wait_for_a_leader_that_was_cancelled_meanwhile(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

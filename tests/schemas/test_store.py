@@ -1,6 +1,7 @@
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -25,6 +26,7 @@ from schemas.database import Database
 from schemas.lease import Lease
 from schemas.rows import moment
 from schemas.store import Store
+from tests.faults.servers import PostgresServer
 
 JOBS = [JobSpec(code=f"print({i})", task_id=f"t/{i}", sample_id=i) for i in range(4)]
 
@@ -258,3 +260,18 @@ def test_a_schema_from_the_future_is_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(SchemaMismatch, match="9999"):
         Database(url)
+
+
+def test_a_migration_may_take_longer_than_the_statements_of_workers(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.execute("CREATE DATABASE patient")
+    found: list[str | None] = []
+
+    def upgrade(config: Any, _revision: str) -> None:
+        connection = config.attributes["connection"]
+        found.extend(connection.scalar(text(f"SHOW {name}")) for name in ("statement_timeout", "lock_timeout"))
+
+    monkeypatch.setattr("schemas.database.command.upgrade", upgrade)
+    Database(postgres.url("patient").replace("postgresql://", "postgresql+psycopg://", 1)).close()
+    assert found == ["0", "0"]

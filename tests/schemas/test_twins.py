@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas import JobSpec, Limits, Progress, State, Verdict
+from schemas import JobSpec, Limits, Progress, State, Verdict, twins
 from schemas.store import Store
 from tests.schemas.test_store import result
 
@@ -96,3 +96,21 @@ def test_results_of_earlier_batches_are_known_by_their_digest(store: Store) -> N
     assert store.known([key, "other"]) == {key: "b-000000"}
     store.add_batch("c", [JobSpec(code="z")], None, None)
     assert store.known([JobSpec(code="z").digest("image")]) == {}
+
+
+def test_a_leader_has_a_bounded_number_of_twins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(twins, "MOST", 3)
+    monkeypatch.setattr(twins, "APART", 15)
+    seen: dict[str, str] = {}
+    first = twins.leaders("b", 0, ["same"] * 10, seen)
+    assert first == {seq: f"b-{seq - seq % 4:06}" for seq in range(10) if seq % 4}
+    assert twins.leaders("b", 10, ["other"] * 2, seen) == {11: "b-000010"}
+    assert twins.leaders("b", 23, ["same"], seen) == {23: "b-000008"}
+    assert twins.leaders("b", 24, ["same"], seen) == {}
+    assert twins.leaders("b", 25, ["same"], seen) == {25: "b-000024"}
+
+
+def test_an_earlier_batch_can_lead_any_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has its result already."""
+    monkeypatch.setattr(twins, "MOST", 3)
+    assert len(twins.leaders("b", 0, ["same"] * 10, {"same": "a-000000"})) == 10

@@ -1,6 +1,10 @@
 """Jobs are found without a message, and a step that fails does not stop the others."""
 
+import asyncio
+import threading
+import time
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from schemas.tables import CANCELLING
 from tests.conftest import eventually
 from worker.announcer import Announcer
 from worker.celery import QUEUES
+from worker.lease import Leases
 from worker.ledger import Ledger
 from worker.reconciler import Reconciler
 
@@ -88,3 +93,59 @@ async def test_a_step_that_fails_does_not_stop_the_others(
 async def test_a_worker_reports_its_images(looking: Looking, store: Store) -> None:
     await looking.reconciler.look()
     assert store.fleet(60).pin("a:1") == "a:1 sha256:1"
+
+
+async def test_a_large_batch_is_finished_in_parts_between_which_others_have_their_turn(
+    looking: Looking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.store.PART", 1)
+    monkeypatch.setattr("schemas.store.ABANDONED_SECONDS", -1)
+    with store.database.write() as db:
+        db.execute(text("UPDATE batches SET todo = :todo, cancelled_at = 0"), {"todo": CANCELLING})
+    seen: list[int] = []
+    finish_part = Store.finish_part
+
+    @wraps(finish_part)
+    def slow(*args: Any) -> int:
+        time.sleep(0.1)
+        return finish_part(*args)
+
+    async def ask() -> None:
+        while not store.progress("b").complete:
+            seen.append((await looking.ledger.call(Store.progress, "b")).done)
+
+    monkeypatch.setattr(Store, "finish_part", slow)
+    async with asyncio.timeout(60):
+        await asyncio.gather(looking.reconciler.look(), ask())
+    assert {1, 2} <= set(seen)
+
+
+async def test_leases_are_renewed_beside_a_long_commit(looking: Looking, store: Store) -> None:
+    (lease,) = store.claim(1, "w", 1).leases
+    leases, over = Leases(looking.ledger, "w", 1), threading.Event()
+    held = asyncio.create_task(asyncio.sleep(3600))
+    leases.hold(lease, held)
+    keeper = asyncio.create_task(leases.keep())
+    busy = asyncio.get_running_loop().run_in_executor(looking.ledger._thread, over.wait, 60)
+    await asyncio.sleep(2)
+    assert store.expire(3) == 0
+    over.set()
+    await busy
+    for task in (keeper, held):
+        task.cancel()
+    await asyncio.gather(keeper, held, return_exceptions=True)
+
+
+async def test_a_worker_that_seldom_looks_says_in_time_that_it_is_alive(
+    looking: Looking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seldom = settings().model_copy(update={"reconcile_seconds": 600.0, "lease_seconds": 1.0})
+    reconciler = Reconciler(
+        looking.ledger, looking.announcer, seldom, report=looking._report, work=looking._work
+    )  # fmt: skip
+    keeper = asyncio.create_task(reconciler.keep())
+    await asyncio.sleep(2.5)
+    assert len(store.fleet(seldom.lease_seconds).members) == 1
+    assert looking.works == 1
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+import redis
 from sqlalchemy.exc import DataError, OperationalError
 
 from schemas import JobSpec, Result, Verdict
@@ -100,3 +101,21 @@ async def test_a_result_that_cannot_be_stored_harms_no_other(store: Store, redis
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     announcer.close()
+
+
+@pytest.mark.parametrize("verdict", [Verdict.PASSED, Verdict.SANDBOX_ERROR, Verdict.CANCELLED])
+async def test_workers_are_woken_for_the_twin_that_takes_the_place_of_its_leader(
+    store: Store, redis_url: str, verdict: Verdict
+) -> None:
+    store.add_batch("b", [JobSpec(code="x")] * 2, None, None, ["same", "same"])
+    (lease,) = store.claim(9, "w", 60).leases
+    ledger, announcer = Ledger(Store(store.database)), Announcer(settings())
+    recorder = Recorder(ledger, announcer, lambda: 0)
+    keeper = asyncio.create_task(recorder.keep())
+    await recorder.record(finished(lease, verdict, "", "w"))
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    announcer.close()
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.llen("evalpool.normal") == (not verdict.scored)
+    assert len(store.claim(9, "w", 60).leases) == (not verdict.scored)

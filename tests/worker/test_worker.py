@@ -1,10 +1,13 @@
 """Real worker processes, a real Redis, real containers: what a user would see."""
 
+import io
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -314,3 +317,56 @@ def test_replaced_sandboxes_leave_no_descriptor_or_thread_behind(start_worker: S
     most = max(seen) + 3
     run()
     eventually(lambda: held() <= most, 20)
+
+
+def test_an_image_in_which_nothing_can_be_started_is_the_affair_of_its_jobs_alone(
+    start_worker: Start, engine_client: docker.DockerClient
+) -> None:
+    name = f"evalpool-test/empty-{secrets.token_hex(4)}:1"
+    engine_client.api.import_image_from_data(_empty_archive(), repository=name.split(":")[0], tag="1")
+    try:
+        worker = start_worker()
+        job = submit_job(code="print(1)", image=name)
+        result = job.result(timeout=PATIENCE)
+    finally:
+        engine_client.api.remove_image(name, force=True)
+    assert (result.verdict, result.attempt) == (Verdict.SANDBOX_ERROR, 3)
+    assert "executable file not found" in result.detail
+    assert "breaker_open" not in worker.log.read_text()
+
+
+def test_a_job_of_an_older_version_whose_image_is_not_here_keeps_no_worker_busy(
+    start_worker: Start, store: Store, redis_url: str
+) -> None:
+    worker = start_worker(EVALPOOL_RECONCILE_SECONDS="0.5")
+    store.add_batch("b", [JobSpec(code="x", image="nobody/has:1")], None, None)  # its row names no image
+    eventually(lambda: "image_absent" in worker.log.read_text())
+    with redis.Redis.from_url(redis_url) as client:
+        before = _pushes(client)
+        time.sleep(3)
+        assert _pushes(client) - before < 5
+    assert store.state("b-000000") is State.QUEUED
+
+
+def _pushes(client: "redis.Redis") -> int:
+    """How many messages have been sent."""
+    return int(client.info("commandstats").get("cmdstat_lpush", {}).get("calls", 0))
+
+
+def _empty_archive() -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as files:
+        files.addfile(tarfile.TarInfo("nothing"))
+    return archive.getvalue()
+
+
+def test_a_message_that_nobody_can_read_has_not_taken_the_place_of_a_wake_up(
+    start_worker: Start, store: Store, redis_url: str
+) -> None:
+    worker = start_worker(EVALPOOL_RECONCILE_SECONDS="600")
+    assert submit_job(code="print(1)").result(timeout=PATIENCE).passed  # its first look is over
+    with redis.Redis.from_url(redis_url) as client:
+        store.add_batch("b", [JobSpec(code="print(1)")], None, None)
+        client.lpush("evalpool.normal", b"no message")  # so that nobody would send another
+        eventually(lambda: store.progress("b").complete)
+    assert "bad_message" in worker.log.read_text()

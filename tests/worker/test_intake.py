@@ -1,0 +1,238 @@
+"""Which jobs a worker takes, without a worker: a real ledger, and jobs that do what the test wants."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from schemas import JobSpec, Settings, Verdict, fleet, images
+from schemas.database import Database
+from schemas.lease import Lease
+from schemas.store import Claim, Store
+from worker.announcer import Announcer
+from worker.breaker import Breaker
+from worker.evaluation import finished
+from worker.intake import Intake
+from worker.inventory import Inventory
+from worker.lease import Leases
+from worker.ledger import Ledger
+from worker.pool import Pool
+
+IMAGE = "evalpool/python:3.11"
+DIGEST = "sha256:" + "1" * 64
+HERE = f"{IMAGE} {DIGEST}"
+
+Run = Callable[[Lease], Coroutine[Any, Any, None]]
+
+
+class Silent:
+    """An announcer that only notes what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def wake(self, what: str) -> None:
+        self.said.append(what)
+
+
+class Desk:
+    """An intake, and what it is made of."""
+
+    def __init__(self, store: Store, run: Run, slots: int = 2) -> None:
+        self.store, self.run = store, run
+        self.settings = Settings(slots=slots, worker_name="w")
+        self.announcer = Silent()
+        self.ledger = Ledger(store)
+        self.leases = Leases(self.ledger, "w", 60)
+        self.inventory = Inventory(cast(Any, None))
+        self.inventory.names, self.inventory.digests = {IMAGE: DIGEST}, frozenset([DIGEST])
+        self.database = Breaker("the database", lambda: self.ledger.call(Store.ping))
+        self.intake = Intake(
+            self.settings, self.ledger, self.leases, cast(Announcer, self.announcer), self.inventory,
+            cast(Pool, None), needs=(self.database,), run=self.one,
+        )  # fmt: skip
+
+    async def one(self, lease: Lease) -> None:
+        try:
+            await self.run(lease)
+        finally:
+            self.leases.drop(lease)
+            self.intake.over()
+
+    def add(self, batch_id: str, count: int = 1, image: str | None = HERE) -> None:
+        specs = [JobSpec(code="x")] * count
+        self.store.add_batch(batch_id, specs, None, None, None, None if image is None else [image] * count)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    database = Database(f"sqlite:///{tmp_path / 'ledger.db'}")
+    yield Store(database)
+    database.close()
+
+
+async def soon(condition: Callable[[], object], seconds: float = 10) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_look_finds_jobs_for_a_free_slot_while_another_job_takes_hours(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+        if lease.batch_id == "hours":
+            await asyncio.sleep(3600)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("hours")
+        followed = asyncio.create_task(desk.intake.follow())
+        await soon(lambda: begun)
+        desk.add("short")  # and no message tells of it
+        desk.intake.look()
+        await soon(lambda: begun == ["hours", "short"])
+        followed.cancel()
+
+    asyncio.run(story())
+
+
+def test_a_job_that_is_stopped_twice_does_not_end_the_wake_up_that_claimed_it(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+        if lease.batch_id == "stopped":
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(3600)  # it is being recorded
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("stopped")
+        followed = asyncio.create_task(desk.intake.follow())
+        await soon(lambda: begun)
+        desk.add("next")
+        for _ in range(2):
+            desk.leases.stop("cancelled by its caller")
+            await asyncio.sleep(0.05)
+        await followed
+        assert begun == ["stopped", "next"]
+
+    asyncio.run(story())
+
+
+def test_of_the_images_that_are_not_here_a_bounded_number_is_part_of_a_claim(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.inventory.MOST_ABSENT", 10)
+    absent = [f"nobody/has:{n}" for n in range(100)]
+    store.add_batch("b", [JobSpec(code="x")] * 100, None, None, None, absent)
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("c")
+        await desk.intake.follow()
+        assert len(desk.inventory.absent) == 10
+        desk.announcer.said.clear()
+        await desk.intake.follow()
+        assert desk.announcer.said == []  # nothing was claimed again
+
+    asyncio.run(story())
+    assert begun == ["c"]
+    assert len(store.claim(200, "another", 60).leases) == 100
+
+
+class Locked(Store):
+    """Somebody has locked its jobs, at first."""
+
+    def __init__(self, store: Store, times: int) -> None:
+        super().__init__(store.database)
+        self.times = times
+
+    def claim(self, *args: Any, **kwargs: Any) -> Claim:
+        self.times -= 1
+        return Claim([], {}, passed_over=True) if self.times >= 0 else super().claim(*args, **kwargs)
+
+
+def test_a_worker_asks_again_for_jobs_that_were_locked_when_it_was_woken(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+
+    async def story() -> None:
+        desk = Desk(Locked(store, 3), run)
+        desk.add("b")
+        await desk.intake.follow()
+
+    asyncio.run(story())
+    assert begun == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("image", "profile", "same"),
+    [
+        (HERE, fleet.profile(Settings()), True),
+        (IMAGE, fleet.profile(Settings()), False),  # no worker was there that could say which image it is
+        (HERE, "cold runsc", False),  # workers were there that are gone by now
+    ],
+)
+def test_a_result_is_kept_for_later_batches_only_if_it_was_made_as_expected(
+    store: Store, image: str, profile: str, same: bool
+) -> None:
+    spec = JobSpec(code="x")
+    digest = spec.digest(images.made_by(image, profile))
+
+    async def run(lease: Lease) -> None:
+        store.record([finished(lease, Verdict.PASSED, "", "w")])
+
+    async def story() -> None:
+        store.add_batch("b", [spec, spec], None, None, [digest, digest], [image, image])
+        await Desk(store, run).intake.follow()
+
+    asyncio.run(story())
+    assert store.progress("b").verdicts == {Verdict.PASSED: 2}  # within the batch, they share it all the same
+    assert store.known([digest]) == ({digest: "b-000000"} if same else {})
+
+
+class Full:
+    """A pool in which only the first few jobs get a sandbox."""
+
+    def __init__(self) -> None:
+        self.first: set[asyncio.Task[Any]] = set()
+
+    def begun(self, task: "asyncio.Task[Any]") -> bool:
+        return task in self.first
+
+
+def test_jobs_that_have_waited_too_long_here_are_not_claimed_again_at_once(store: Store) -> None:
+    pool = Full()
+
+    async def run(_lease: Lease) -> None:
+        if len(pool.first) < 2 and (task := asyncio.current_task()):
+            pool.first.add(task)
+        await asyncio.sleep(3600)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.intake._pool = cast(Pool, pool)
+        desk.add("b", 10)
+        tasks = [asyncio.create_task(desk.intake.follow()), asyncio.create_task(desk.intake.keep())]
+        for _ in range(40):  # as if each message came back to this worker
+            await asyncio.sleep(0.1)
+            tasks.append(asyncio.create_task(desk.intake.follow()))
+        assert [each for each in desk.announcer.said if "given back" in each] == ["8 jobs given back"]
+        assert len(desk.leases) == 2
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(story())
