@@ -1,7 +1,6 @@
 """The queries that change rows, each with a sentence. Queries that only read are in `schemas.reader`, and those that
 end jobs are in `schemas.endings`. Nothing is known about a job but what its rows say."""
 
-import hashlib
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -12,16 +11,16 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, and_, delete, func, insert, null, or_, select, text, union_all, update
 from sqlmodel import SQLModel
 
-from schemas import endings, rows, twins
+from schemas import endings, entries, rows, twins
 from schemas.base import first_problem
-from schemas.database import Database, clock, insert_many, upsert
+from schemas.database import Database, clock, upsert
 from schemas.fleet import Member
 from schemas.images import digest_of, name_of, pinned
 from schemas.job import JobSpec
 from schemas.lease import Lease
 from schemas.reader import Reader
 from schemas.result import Result
-from schemas.tables import CANCELLING, FILLING, HELD, QUEUEING, TWIN
+from schemas.tables import CANCELLING, FILLING, HELD, QUEUEING
 from schemas.verdict import Priority, State, Verdict
 
 PART = 500
@@ -83,14 +82,14 @@ class Store(Reader):
     ) -> str:
         """Store a batch and its jobs, all or nothing. Returns its id, or that of the batch that has this key already
         and stays as it is. With digests, jobs of the same digest are run once."""
-        todo = _filling(specs) if len(specs) > WHOLE else None
+        todo = entries.filling(specs) if len(specs) > WHOLE else None
         pins = {name_of(image): digest for image in set(images or ()) if todo and (digest := digest_of(image))}
         with self.database.write() as db:
-            stored, _ = _open(db, batch_id, len(specs), name, key, {}, todo, pins)
+            stored, _ = entries.open_batch(db, batch_id, len(specs), name, key, {}, todo, pins)
             if stored == batch_id and todo is None:
                 turn, leaders = self._turn(db, specs), twins.leaders(batch_id, 0, digests or (), {})
                 added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)]
-                _add(db, added, digests, leaders, images)
+                entries.add(db, added, digests, leaders, images)
         if stored == batch_id and todo is not None:
             self.fill(batch_id, specs, digests, images)
         return stored
@@ -108,7 +107,7 @@ class Store(Reader):
         with self.database.read() as db:
             batch = db.execute(select(_batches.c.todo, _batches.c.pins).where(_batches.c.id == batch_id)).one()
             turn = self._turn(db, specs)
-        filling = _filling(specs)
+        filling = entries.filling(specs)
         if batch.todo != filling:
             return not (batch.todo or "").startswith(FILLING)
         pins: dict[str, str] = json.loads(batch.pins or "{}")  # the tags may have moved since the first part
@@ -118,7 +117,7 @@ class Store(Reader):
             span = slice(start, start + PART)
             added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
             with self.database.write() as db:
-                _add(db, added, digests and digests[span], leaders, places[span] or None, HELD)
+                entries.add(db, added, digests and digests[span], leaders, places[span] or None, HELD)
         with self.database.write() as db:
             ready = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == filling)
             db.execute(ready.values(todo=QUEUEING))
@@ -131,7 +130,7 @@ class Store(Reader):
         """Store a batch whose jobs follow in parts. Its id, or that of the batch that has this key already; how many of
         its jobs are there; and how far the turns have come."""
         with self.database.write() as db:
-            stored, there = _open(db, batch_id, total, name, key, about)
+            stored, there = entries.open_batch(db, batch_id, total, name, key, about)
             return stored, there, db.scalar(select(_turns.c.value)) or 0.0
 
     def add_jobs(
@@ -150,7 +149,7 @@ class Store(Reader):
         (place in the batch → job id) get its result as soon as it exists. Returns the jobs that got it already."""
         added = [rows.job_row(batch_id, start + i, spec, turn, first=first) for i, spec in enumerate(specs)]
         with self.database.write() as db:
-            return _add(db, added, digests, leaders or {}, images)
+            return entries.add(db, added, digests, leaders or {}, images)
 
     def known(self, digests: Sequence[str]) -> dict[str, str]:
         """Jobs that were run in earlier batches, by the digest they share with these."""
@@ -185,7 +184,7 @@ class Store(Reader):
             elif todo == QUEUEING:
                 db.execute(update(_jobs).where(span, _jobs.c.state == HELD).values(state=State.QUEUED))
             else:
-                return _cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
+                return entries.cancel(db, list(db.scalars(select(_jobs.c.id).where(span))))
         return 0
 
     def abandoned(self) -> list[str]:
@@ -277,7 +276,7 @@ class Store(Reader):
         until = clock() + shun if shun else null()
         with self.database.write() as db:
             db.execute(update(_jobs).where(held).values(state=State.QUEUED, failures=failures, lease_until=until))
-            _end_cancelled(db, [lease.job_id])
+            entries.end_cancelled(db, [lease.job_id])
 
     def renew(self, held: Mapping[str, int], worker: str, seconds: float) -> tuple[set[str], set[str]]:
         """Prolong the leases held (job id → attempt); which jobs are no longer ours, and which were cancelled."""
@@ -367,7 +366,7 @@ class Store(Reader):
             self._lanes.clear()  # later single jobs must not wait for the turns of cancelled ones
         if job_id is not None:
             with self.database.write() as db:
-                return _cancel(db, [job_id])
+                return entries.cancel(db, [job_id])
         with self.database.write() as db:
             marked = update(_batches).where(_batches.c.id == batch_id)
             when = func.coalesce(_batches.c.cancelled_at, clock())
@@ -394,84 +393,9 @@ class Store(Reader):
                 those = [job_id for job_id in locked if held[job_id] == attempt]
                 mine = and_(_jobs.c.id.in_(those), _jobs.c.attempt == attempt, _jobs.c.worker == worker, _RUNNING)
                 db.execute(update(_jobs).where(mine).values(state=State.QUEUED, attempt=attempt - 1, **values))
-            _end_cancelled(db, list(held))
-
-
-def _filling(specs: Sequence[JobSpec]) -> str:
-    """The value of the column `todo` while these jobs, and no others, are being stored."""
-    made = hashlib.sha256()
-    for spec in specs:
-        made.update(spec.model_dump_json(exclude_defaults=True).encode() + b"\n")
-    return f"{FILLING} {made.hexdigest()[:32]}"
+            entries.end_cancelled(db, list(held))
 
 
 def _unread(version: str) -> str:
     """The value of the column `worker` while a job waits for a worker of another version."""
     return f"version {version}"
-
-
-def _open(
-    db: Connection,
-    batch_id: str,
-    total: int,
-    name: str | None,
-    key: str | None,
-    about: Mapping[str, Any],
-    todo: str | None = None,
-    pins: Mapping[str, str] | None = None,
-) -> tuple[str, int]:
-    """The row of a batch, or the one that has this key; its id, and how many jobs it has by now."""
-    batch = {
-        "id": batch_id, "name": name, "idempotency_key": key, "total": total, "about": json.dumps(about), "todo": todo,
-        "pins": json.dumps(pins) if pins else None, "created_at": db.scalar(select(clock())),
-    }  # fmt: skip
-    if db.execute(upsert(db, _batches).on_conflict_do_nothing().returning(_batches.c.id), [batch]).all():
-        return batch_id, 0
-    stored = str(db.scalar(select(_batches.c.id).where(_batches.c.idempotency_key == key)))
-    last = db.scalar(select(func.max(_jobs.c.seq)).where(_jobs.c.batch_id == stored))
-    return stored, 0 if last is None else last + 1
-
-
-def _add(
-    db: Connection,
-    added: Sequence[dict[str, Any]],
-    digests: Sequence[str] | None,
-    leaders: Mapping[int, str],
-    images: Sequence[str] | None,
-    state: str = State.QUEUED,
-) -> set[str]:
-    """Add the rows of some jobs of one batch. Existing rows stay as they are: a second process may resume a submission
-    while the first one still runs. If the batch was cancelled meanwhile, the jobs end at once. Returns the jobs that
-    got the result of their leader."""
-    if not added:
-        return set()
-    batch = select(_batches.c.cancelled_at, clock()).where(_batches.c.id == added[0]["batch_id"])
-    cancelled_at, now = db.execute(batch.with_for_update(read=True)).one()
-    if cancelled_at is not None:
-        leaders = {}
-    # The leaders are locked, so that none of them can end unnoticed while its twins are being added.
-    waited_for = set(leaders.values())
-    twins.hold(db, waited_for, read=True)
-    for place, row in enumerate(added):
-        leader = leaders.get(row["seq"])
-        row |= {"created_at": now, "twin_of": leader, "state": TWIN if leader else state}
-        row |= {"digest": digests and digests[place], "image": images and images[place]}
-    insert_many(db, upsert(db, _jobs).on_conflict_do_nothing(), added)
-    if cancelled_at is not None:
-        _cancel(db, [row["id"] for row in added])
-    return endings.share(db, waited_for)
-
-
-def _cancel(db: Connection, job_ids: Sequence[str]) -> int:
-    """End the waiting jobs, and mark the running ones so that their workers stop them. Returns how many ended."""
-    twins.hold(db, job_ids)
-    which = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.OPEN))
-    db.execute(update(_jobs).where(which).values(cancelled_at=clock()))
-    waiting = and_(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(endings.WAITING))
-    return len(endings.end(db, waiting, Verdict.CANCELLED, "cancelled before it ran"))
-
-
-def _end_cancelled(db: Connection, job_ids: Sequence[str]) -> None:
-    """End those of these jobs that were requeued after their cancellation."""
-    which = and_(_jobs.c.id.in_(job_ids), _QUEUED, _jobs.c.cancelled_at.is_not(None))
-    endings.end(db, which, Verdict.CANCELLED, "cancelled before it ran")

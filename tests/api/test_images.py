@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-import schemas.store
+import schemas.entries
 from api import connections, submit_batch, submit_job
 from api.jobs import made_by, submit_stream
 from api.waiting import reasons
@@ -63,7 +63,7 @@ def test_a_large_batch_that_is_submitted_again_keeps_its_images(
 ) -> None:
     monkeypatch.setattr("schemas.store.WHOLE", 2)
     monkeypatch.setattr("schemas.store.PART", 2)
-    add, calls = schemas.store._add, []
+    add, calls = schemas.entries.add, []
 
     def breaking(*args: object) -> None:
         calls.append(1)
@@ -71,7 +71,7 @@ def test_a_large_batch_that_is_submitted_again_keeps_its_images(
             raise ConnectionError("cut off")
         add(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("schemas.store._add", breaking)
+    monkeypatch.setattr("schemas.entries.add", breaking)
     jobs = [JobSpec(code=f"{n}") for n in range(6)]
     worker(store, "sha256:1")
     with pytest.raises(ConnectionError):

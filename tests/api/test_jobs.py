@@ -186,6 +186,6 @@ def test_a_stream_of_another_length_conflicts_even_if_no_job_of_the_first_is_sto
     store: Store, redis_url: str
 ) -> None:
     store.open_batch("b", 10, None, "key", {})
-    with pytest.raises(IdempotencyConflict, match="10 of them"):
+    with pytest.raises(IdempotencyConflict, match="it has 10 jobs, not 20"):
         submit_stream(iter([JobSpec(code="x")] * 20), 20, idempotency_key="key")
     assert store.stored("b", 0, 20) == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from schemas import JobSpec, Priority, State, Verdict
+from schemas import JobSpec, Priority, State, Verdict, entries
 from schemas import store as module
 from schemas.audit import audit
 from schemas.store import Store
@@ -247,7 +247,7 @@ def test_a_large_batch_whose_submission_was_interrupted_does_not_run_until_it_is
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
-    add, calls = module._add, []
+    add, calls = entries.add, []
 
     def breaking(*args: Any) -> None:
         calls.append(1)
@@ -255,7 +255,7 @@ def test_a_large_batch_whose_submission_was_interrupted_does_not_run_until_it_is
             raise ConnectionError("cut off")
         add(*args)
 
-    monkeypatch.setattr(module, "_add", breaking)
+    monkeypatch.setattr(entries, "add", breaking)
     with pytest.raises(ConnectionError):
         store.add_batch("b", SAME * 2, None, "key")
     assert store.claim(9, "w", 60).leases == []
@@ -289,7 +289,7 @@ def test_a_large_batch_that_is_resumed_does_not_wait_for_a_leader_that_was_cance
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
-    add, calls = module._add, []
+    add, calls = entries.add, []
 
     def breaking(*args: Any) -> set[str]:
         calls.append(1)
@@ -297,7 +297,7 @@ def test_a_large_batch_that_is_resumed_does_not_wait_for_a_leader_that_was_cance
             raise ConnectionError("cut off")
         return add(*args)
 
-    monkeypatch.setattr(module, "_add", breaking)
+    monkeypatch.setattr(entries, "add", breaking)
     with pytest.raises(ConnectionError):
         store.add_batch("b", SAME, None, "key", DIGESTS)
     store.cancel(job_id="b-000000")
