@@ -52,7 +52,7 @@ from tests.faults.proxy import Proxy  # noqa: E402
 from tests.faults.servers import PostgresServer, RedisServer  # noqa: E402
 
 ATTEMPTS = Settings.model_fields["max_attempts"].default
-GIVEN_UP = ("given up: ", f"its worker fell silent at the last of {ATTEMPTS} attempts")
+GIVEN_UP = ("given up: ", f"its lease expired in the last of {ATTEMPTS} attempts")
 """How the detail of a job begins that was given up."""
 BACKLOG = 200
 """Jobs that wait at least, while faults go on."""

@@ -288,7 +288,7 @@ def test_jobs_of_a_newer_version_wait_untried_and_other_jobs_are_not_affected(fl
     )
     assert states(fleet, batch) == {"queued": len(future), "finished": 60 - len(future)}
     assert any("field_of_the_future" in each.log.read_text() for each in fleet.workers)
-    assert "for a worker of a newer version of evalpool" in _status(batch)
+    assert "for a worker with a newer version of evalpool" in _status(batch)
     assert worker.process.poll() is None
     fleet.sql("""UPDATE jobs SET spec = replace(spec, '"field_of_the_future":"x",', ''), lease_until = NULL
         WHERE state = 'queued'""")
