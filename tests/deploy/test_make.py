@@ -19,7 +19,9 @@ def checkout(tmp_path: Path) -> Path:
 
 def up(checkout: Path) -> "subprocess.CompletedProcess[str]":
     command = ["make", "up", "COMPOSE=echo"]
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, umask=0)
+    # The tests themselves may be run by make, and this one must not take itself for a part of that.
+    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, umask=0, env=env)
 
 
 def test_passwords_are_made_once_in_a_file_that_only_its_owner_can_read(checkout: Path) -> None:
