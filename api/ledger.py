@@ -1,5 +1,6 @@
 """The operator's commands for the database."""
 
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -30,10 +31,14 @@ def check(
 ) -> None:
     """Find rows that contradict each other, and repair them. This reads every row, which takes minutes with millions of
     jobs."""
-    from api.connections import store
+    from api.connections import bell, store
     from schemas.audit import audit
+    from worker.celery import UNREACHABLE, wake
 
     found = audit(store(), repair=not dry_run)
+    if found and not dry_run:
+        with suppress(*UNREACHABLE):  # the workers' next poll finds the jobs that are queued again
+            wake(bell().client, "repaired jobs")
     for finding in found:
         shown = ", ".join(finding.ids[:SHOWN]) + (", …" if len(finding.ids) > SHOWN else "")
         remedy = "nothing was changed" if dry_run else finding.remedy

@@ -48,7 +48,7 @@ class JobRow(SQLModel, table=True):
     __table_args__ = (
         Index("ix_jobs_batch", "batch_id", "seq", unique=True),
         # For claims and for expired leases, whose cost must not grow with the number of other jobs. The image is in the
-        # index so that a claim can skip jobs that the worker cannot run without reading their rows.
+        # index so that SQLite can skip jobs that the worker cannot run without reading their rows.
         Index("ix_jobs_queue", "priority", "rank", "image", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
         # How many of a batch are under way: without it, SQLite reads the whole batch.

@@ -53,18 +53,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Restore the tables and columns of the previous version."""
-    for table in ("tallies", "clocks", "workers"):
-        op.drop_table(table)
-    op.drop_column("results", "size")
-    op.drop_column("results", "decisive")
-    op.drop_index("ix_batches_todo", "batches")
-    op.drop_column("batches", "pins")
-    op.drop_column("batches", "todo")
-    op.drop_index("ix_jobs_under_way", "jobs")
-    op.drop_index("ix_jobs_queue", "jobs")
-    op.drop_column("jobs", "image")
-    op.add_column("jobs", sa.Column("published_at", sa.Float()))
-    op.create_index("ix_jobs_queue", "jobs", ["priority", "rank"], sqlite_where=QUEUED, postgresql_where=QUEUED)
-    silent = sa.text("state = 'queued' AND published_at IS NULL")
-    op.create_index("ix_jobs_unannounced", "jobs", ["id"], sqlite_where=silent, postgresql_where=silent)
+    """Refuse: texts are stored compressed and once since, and the version before would read them as they are."""
+    raise RuntimeError("schema 0005 cannot be downgraded: restore the backup that was made before the upgrade")
