@@ -24,7 +24,7 @@ from api.sandbox import (
     Tool,
     register_tool,
 )
-from tests.conftest import containers, eventually
+from tests.conftest import PATIENCE, containers, eventually
 from tests.library.conftest import Make
 from worker.library.box import BoxSandbox
 from worker.library.volumes import _unpack
@@ -239,9 +239,18 @@ async def test_what_a_sandbox_said_of_itself_is_asked_again_after_a_reset(make: 
 
 async def test_who_stops_it_gets_what_there_is(make: Make) -> None:
     sandbox = await make()
-    calls = [asyncio.create_task(sandbox.execute_command("echo begun; sleep 1000", timeout=2000)) for _ in range(40)]
+    begun: list[str] = []
+
+    def heed(*line: str) -> None:
+        begun.append(line[-1])
+
+    await sandbox.execute_tool("notebook_executor", {"code": "1"})  # starts its interpreter
+    command = sandbox.execute_command
+    calls = [asyncio.create_task(command("echo begun; sleep 1000", 2000, heed)) for _ in range(40)]
     cell = asyncio.create_task(sandbox.execute_tool("notebook_executor", {"code": "import time\ntime.sleep(1000)"}))
-    await asyncio.sleep(2)
+    async with asyncio.timeout(PATIENCE):
+        while len(begun) < 16:  # so many run at a time
+            await asyncio.sleep(0.05)
     await sandbox.stop()
     ended = await asyncio.gather(*calls)
     assert {each.status for each in ended} == {ExecutionStatus.CANCELLED}
