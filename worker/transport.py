@@ -13,6 +13,7 @@ import kombu
 from celery.app import amqp
 from celery.utils.dispatch import Signal
 from kombu.transport import redis
+from redis.exceptions import ConnectionError as Disconnected
 
 unreadable = Signal(name="unreadable", providing_args={"reason", "body"})
 """Sent when a message was taken from a queue and cannot be decoded. The queue does not have it any more."""
@@ -37,6 +38,13 @@ class Channel(redis.Channel):  # type: ignore[misc]
     """Continues after a message that cannot be decoded."""
 
     Message = Message
+
+    def _connparams(self, asynchronous: bool = False) -> Any:
+        # When Redis is lost, Celery closes the connection, and kombu requeues what was not acknowledged through a
+        # connection that it has let go of. Celery ignores a lost connection there, but ends over an AttributeError.
+        if self.connection.client is None:
+            raise Disconnected("the connection to Redis was closed meanwhile")
+        return super()._connparams(asynchronous=asynchronous)
 
     def _brpop_read(self, **options: Any) -> Any:
         self.connection.decoded = False

@@ -208,3 +208,12 @@ def test_kombu_still_has_what_we_override() -> None:
 def test_celery_still_takes_the_class_of_its_connections_from_its_amqp_class() -> None:
     assert app.amqp.Connection is transport.Connection
     assert Celery("plain", set_as_current=False).amqp.Connection is kombu.Connection
+
+
+def test_a_channel_whose_connection_was_closed_raises_an_error_that_celery_recovers_from(redis_server: str) -> None:
+    """Kombu requeues unacknowledged messages when a lost connection is closed, and Celery ignores only these errors."""
+    connection = app.connection_for_read(redis_server)
+    channel = connection.channel()
+    channel.connection.client = None  # as `Connection.collect` leaves it
+    with pytest.raises(connection.connection_errors):
+        channel._connparams()
