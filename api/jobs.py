@@ -15,7 +15,6 @@ from schemas.job import JobSpec
 from schemas.rows import job_id
 from schemas.settings import settings
 from schemas.verdict import Priority
-from schemas.version import version
 from worker.celery import UNREACHABLE, wake
 
 PART = 5000
@@ -80,11 +79,11 @@ def submit_stream(
     unreachable: QueueUnavailable | None = None
     if (stored := store().batch(batch_id).total) != total:
         raise IdempotencyConflict(str(idempotency_key), batch_id, f"it has {stored} jobs, not {total}")
-    if there:
-        while start < there:
-            part = list(islice(rest, min(PART, there - start)))
-            _compare(batch_id, str(idempotency_key), start, part)
-            start += len(part)
+    while start < there and (part := list(islice(rest, min(PART, there - start)))):
+        _compare(batch_id, str(idempotency_key), start, part)
+        start += len(part)
+    if there:  # whoever stored these may have died before it could wake a worker
+        unreachable = _wake(batch_id, f"{there} jobs of batch {batch_id}", Priority.NORMAL)
     while part := _allowed(list(islice(rest, PART)), start):
         places = _images(part, batch_id, pins)
         digests, leaders = None, {}
@@ -142,8 +141,7 @@ def _submit(specs: list[JobSpec], name: str | None, key: str | None, dedup: bool
     digests = _digests(specs, places) if dedup else None
     stored = store().add_batch(batch_id, specs, name, key, digests, places)
     if stored != batch_id:
-        if store().batch(stored).total != len(specs):
-            count = store().batch(stored).total
+        if (count := store().batch(stored).total) != len(specs):
             raise IdempotencyConflict(str(key), stored, f"it has {count} jobs, not {len(specs)}")
         for start in range(0, len(specs), PART):
             _compare(stored, str(key), start, specs[start : start + PART])
@@ -160,7 +158,7 @@ def made_by() -> str:
     now, workers = settings(), fleet()
     chosen = workers.settings(now)
     pinned = [workers.pin(name) for name in (chosen.image, chosen.code_image, chosen.notebook_image)]
-    return " ".join([*pinned, workers.profile(now), version()])
+    return images.made_by(" ".join(pinned), workers.profile(now))
 
 
 def _images(specs: Sequence[JobSpec], batch_id: str | None = None, pins: dict[str, str] | None = None) -> list[str]:

@@ -103,7 +103,8 @@ class Database:
             )
         with self.write() as connection:
             if connection.dialect.name == "postgresql":
-                # Millions of rows take longer than a worker's statements may, and so may he who is at it already.
+                # Migrating millions of rows takes longer than the timeouts for ordinary statements, and so does waiting
+                # for another process that is migrating.
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
                 connection.execute(text("SET LOCAL lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
@@ -136,8 +137,9 @@ _CORRECTIONS = (
     "UPDATE batches SET created_at = {now} WHERE todo IS NOT NULL AND created_at > {now}",
     "DELETE FROM workers WHERE seen_at > {now}",
 )
-"""For a clock that is behind the one before: that of the machine was wrong at its last boot, or is now. What has to
-happen at a time must not wait for the difference. Whoever is alive all the same renews his leases every second."""
+"""For a clock that is behind the one of the boot before, because the machine's clock was wrong then or is wrong now.
+Times in the future are cut to what they can be at most, so that nothing waits for the difference. Live workers renew
+their leases every second and are not affected. 15 s is the default of `EVALPOOL_LEASE_SECONDS`."""
 
 
 def upsert(connection: Connection, table: Any) -> Any:
@@ -169,7 +171,7 @@ def since_boot() -> float:
 
 
 def boot_id() -> str:
-    """To whom the seconds since boot are the same: containers can have a boot id, or an offset, of their own."""
+    """Names the clock that `since_boot` reads. A container can have a boot id, or an offset, of its own."""
     try:
         booted = BOOT_ID.read_text().strip()
     except OSError:  # not Linux: the hour of the boot is precise enough

@@ -91,7 +91,7 @@ class Store(Reader):
                 added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs)]
                 entries.add(db, added, digests, leaders, images)
         if stored == batch_id and todo is not None:
-            self.fill(batch_id, specs, digests, images)
+            self._fill(batch_id, todo, specs, digests, images)
         return stored
 
     def fill(
@@ -101,27 +101,17 @@ class Store(Reader):
         digests: Sequence[str] | None = None,
         images: Sequence[str] | None = None,
     ) -> bool:
-        """Store the jobs of a large batch in parts, so that other transactions need not wait, and queue them when all
-        are stored. It completes a submission that was interrupted, and changes nothing in a batch that is complete.
-        Returns False if the batch is being filled with other jobs."""
+        """Complete a large batch whose submission was interrupted. A complete batch stays as it is. Returns False if
+        the batch is being filled with other jobs."""
         with self.database.read() as db:
             batch = db.execute(select(_batches.c.todo, _batches.c.pins).where(_batches.c.id == batch_id)).one()
-            turn = self._turn(db, specs)
-        filling = entries.filling(specs)
-        if batch.todo != filling:
-            return not (batch.todo or "").startswith(FILLING)
+        if not (batch.todo or "").startswith(FILLING):
+            return True
+        if batch.todo != entries.filling(specs):
+            return False
         pins: dict[str, str] = json.loads(batch.pins or "{}")  # the tags may have moved since the first part
         places = [pinned(name_of(image), pins.get(name_of(image)) or digest_of(image)) for image in images or ()]
-        leaders = twins.leaders(batch_id, 0, digests or (), {})
-        for start in range(0, len(specs), PART):
-            span = slice(start, start + PART)
-            added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
-            with self.database.write() as db:
-                entries.add(db, added, digests and digests[span], leaders, places[span] or None, HELD)
-        with self.database.write() as db:
-            ready = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == filling)
-            db.execute(ready.values(todo=QUEUEING))
-        self.finish(batch_id)
+        self._fill(batch_id, batch.todo, specs, digests, places or None)
         return True
 
     def open_batch(
@@ -374,6 +364,29 @@ class Store(Reader):
         return self.finish(str(batch_id))
 
     # ----------------------------------------------------------------------------------------------
+
+    def _fill(
+        self,
+        batch_id: str,
+        todo: str,
+        specs: Sequence[JobSpec],
+        digests: Sequence[str] | None,
+        images: Sequence[str] | None,
+    ) -> None:
+        """Store the jobs of a large batch in parts, so that other transactions need not wait, and queue them when all
+        are stored."""
+        with self.database.read() as db:
+            turn = self._turn(db, specs)
+        leaders = twins.leaders(batch_id, 0, digests or (), {})
+        for start in range(0, len(specs), PART):
+            span = slice(start, start + PART)
+            added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs[span], start)]
+            with self.database.write() as db:
+                entries.add(db, added, digests and digests[span], leaders, images and images[span], HELD)
+        with self.database.write() as db:
+            ready = update(_batches).where(_batches.c.id == batch_id, _batches.c.todo == todo)
+            db.execute(ready.values(todo=QUEUEING))
+        self.finish(batch_id)
 
     def _turn(self, db: Connection, specs: Sequence[JobSpec]) -> float:
         """The turn at which a submission starts."""

@@ -14,8 +14,8 @@ _jobs = SQLModel.metadata.tables["jobs"]
 _results = SQLModel.metadata.tables["results"]
 TWINS = text("jobs.state = 'twin'")  # spelt out: only then do partial indexes apply
 MOST, APART = 1000, 200_000
-"""Twins of a leader among the jobs that are stored together, and places of a batch between them: whoever ends the
-leader gives all of them its result, in one transaction, for which others wait."""
+"""At most so many twins of a leader are stored at a time, and none so many places after it. All twins get the result in
+one transaction, for which other writers wait."""
 _UNSCORED = [verdict for verdict in Verdict if not verdict.scored]
 
 
@@ -70,7 +70,7 @@ def known(db: Connection, digests: Sequence[str]) -> dict[str, str]:
 
 def leaders(batch_id: str, start: int, digests: Sequence[str], seen: dict[str, str]) -> dict[int, str]:
     """Which of these jobs, the batch's `start`-th and following, have been seen before: place in the batch → job id.
-    Those that have not are seen from now on; and so is one for whose leader enough others wait."""
+    Those that have not are seen from now on. If too many wait for a leader already, the next one leads instead."""
     found: dict[int, str] = {}
     waiting: Counter[str] = Counter()
     for seq, digest in enumerate(digests, start):

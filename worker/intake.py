@@ -12,7 +12,6 @@ from weakref import WeakSet
 from sqlalchemy.exc import DBAPIError
 
 from schemas import fleet, images
-from schemas.images import made_by
 from schemas.lease import Lease
 from schemas.settings import Settings
 from schemas.store import Store
@@ -207,7 +206,7 @@ class Intake:
     def _digest(self, lease: Lease) -> str:
         """The digest of all that decides the result of a job if this worker runs it. It differs from the submitter's if
         no worker was alive then, or if the workers run programs in different ways."""
-        return lease.spec.digest(made_by(str(lease.image), fleet.profile(self._settings)))
+        return lease.spec.digest(images.made_by(str(lease.image), fleet.profile(self._settings)))
 
     async def _pin(self, batch_id: str, name: str, local: str) -> str:
         """The digest of this image for a batch whose submission could not pin it."""

@@ -1,5 +1,5 @@
-"""The store as the event loop sees it: every query in the thread that owns the connection, but for those that cannot
-wait for the others."""
+"""The store as the event loop sees it: all queries run in one thread, except the renewal of leases, which cannot wait
+for a long commit."""
 
 import asyncio
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Ledger:
         return await self._run(self._thread, query, *args, **kwargs)
 
     async def at_once(self, query: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same, beside whatever the others are at: a lease must not run out behind a long commit."""
+        """The same in another thread, while the first one is busy."""
         return await self._run(self._other, query, *args, **kwargs)
 
     def close(self) -> None:

@@ -152,7 +152,7 @@ class Runner:
         )
         try:
             await self._engine.call(self._engine.sweep)
-            await self._inventory.refresh()
+            await self._refresh()
             await self._pool.warm(self._usual_shape())
         except SandboxLost as error:
             raise SetupError(f"no sandbox can be started here: {error}") from error
@@ -181,16 +181,20 @@ class Runner:
         await fallback.start()
         return fallback
 
+    async def _refresh(self) -> None:
+        """List the images of the engine again, and pin the default image for all jobs until the next time."""
+        await self._inventory.refresh()
+        self._pinned = self.settings.model_copy(update={"image": self._inventory.pin(self.settings.image)})
+
     async def _report(self) -> Member:
         """What this worker reports about itself."""
-        await self._inventory.refresh()
+        await self._refresh()
         return Member.of(self.settings, self._inventory.names, self._inventory.digests)
 
     async def _one(self, lease: Lease) -> None:
         """The way of a job, once it is ours."""
         try:
-            local = self.settings.model_copy(update={"image": self._inventory.pin(self.settings.image)})
-            result = await evaluate(lease, self._pool, self._artifacts, local)
+            result = await evaluate(lease, self._pool, self._artifacts, self._pinned)
             self._intake.over(result.metrics.wall_seconds)
             await self._recorder.record(result)
             log.info("%s", result.detail, extra=_ids(lease, "job_finished") | {"verdict": result.verdict.value})
@@ -203,7 +207,7 @@ class Runner:
                 self._docker.trip(str(error))
                 await self._put_back(lease)
         except ImageMissing:
-            await self._inventory.refresh()
+            await self._refresh()
             self._inventory.miss(str(lease.image))
             await self._put_back(lease, MISSING_SECONDS)
         except asyncio.CancelledError as stop:
@@ -266,7 +270,7 @@ class Runner:
             return True
 
     def _usual_shape(self) -> Shape:
-        return Shape(self._inventory.pin(self.settings.image), 512, 64, 64)
+        return Shape(self._pinned.image, 512, 64, 64)
 
     async def _put_back(self, lease: Lease, shun: float = 0) -> None:
         """Requeue a job that was not tried here."""

@@ -164,6 +164,14 @@ def test_a_stream_that_is_resumed_with_different_jobs_is_refused(store: Store, r
     assert len(store.stored(batch.id, 0, 10_000)) == 6000
 
 
+@pytest.mark.redis
+def test_a_stream_that_is_resumed_with_fewer_jobs_than_are_stored_ends(store: Store, redis_url: str) -> None:
+    specs = [JobSpec(code=f"{n}") for n in range(10)]
+    batch = submit_stream(specs, 10, idempotency_key="stream")
+    assert submit_stream(specs[:4], 10, idempotency_key="stream").id == batch.id
+    assert len(store.stored(batch.id, 0, 20)) == 10
+
+
 @pytest.mark.parametrize("name", ["a\0b", "x" * 1001, "\ud800"])
 def test_a_name_that_a_database_cannot_store_is_refused(store: Store, name: str) -> None:
     with pytest.raises(InvalidJob, match=r"^name: "):

@@ -32,6 +32,12 @@ SCRIPT = "import sys\ndef f(x): return x + 1\nif __name__ == '__main__': sys.exi
 """As a script it ends; of a function that is asked for, that is not wanted."""
 
 
+def inspect(node: str, *what: str) -> bytes:
+    """What `celery inspect` prints about one worker."""
+    command = [sys.executable, "-m", "celery", "-A", "worker", "inspect", *what, "-t", "60", "-d", node]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=PATIENCE).stdout
+
+
 def test_a_job_travels_the_whole_way(start_worker: Start, engine_client: docker.DockerClient) -> None:
     worker = start_worker()
     before = containers(engine_client, worker.pid)
@@ -180,20 +186,7 @@ def test_the_redis_behind_the_socket_of_the_state_directory_is_found_and_used(
                 monkeypatch.setenv("EVALPOOL_STATE_DIR", state)
                 worker = start_worker()
                 assert submit_job(code="print(7)").result(timeout=PATIENCE).stdout == "7\n"
-                ping = [
-                    sys.executable,
-                    "-m",
-                    "celery",
-                    "-A",
-                    "worker",
-                    "inspect",
-                    "ping",
-                    "-t",
-                    "60",
-                    "-d",
-                    worker.node,
-                ]
-                assert b"pong" in subprocess.run(ping, cwd=ROOT, capture_output=True, check=True).stdout
+                assert b"pong" in inspect(worker.node, "ping")
                 assert client.exists("_kombu.binding.evalpool")
                 assert worker.stop() == 0
         finally:
@@ -202,23 +195,7 @@ def test_the_redis_behind_the_socket_of_the_state_directory_is_found_and_used(
 
 
 def test_the_pool_can_be_inspected_with_celerys_own_command(start_worker: Start) -> None:
-    node = start_worker().node
-    command = [
-        sys.executable,
-        "-m",
-        "celery",
-        "-A",
-        "worker",
-        "inspect",
-        "sandbox_pool",
-        "--json",
-        "-t",
-        "60",
-        "-d",
-        node,
-    ]
-    shown = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, check=True, timeout=PATIENCE)
-    (pool,) = json.loads(shown.stdout).values()
+    (pool,) = json.loads(inspect(start_worker().node, "sandbox_pool", "--json")).values()
     assert pool["idle"] == pool["slots"] + 1
     assert pool["counts"]["created"] == pool["slots"] + 1
 
