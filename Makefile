@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench million verify faults soak check setup up down lock clean
+.PHONY: help demo test bench million verify faults soak check docs setup up down lock clean
 
 ARGS ?=
 MINUTES ?= 10
@@ -13,41 +13,47 @@ demo: ## install everything, evaluate a bundled benchmark end to end, print the 
 	@deploy/setup
 	@$(BIN)/python examples/demo.py $(ARGS)
 
+# The tests wait more than they compute, so there are more processes than cores; each takes one file after another.
 test: ## install everything, run the whole test suite (ARGS="-k pool" adds arguments)
 	@deploy/setup docker redis venv image code notebook testing bench
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
 
-bench: ## measure evalpool beside its peers, in one run (QUICK=1: in under five minutes)
+bench: ## measure evalpool and its peers in one run (QUICK=1 takes less than five minutes)
 	@deploy/setup docker redis venv image bench
 	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
 
-million: ## time every query of the running system in a ledger of millions of jobs
+million: ## time every query of a running system, in a database with millions of jobs
 	@deploy/setup venv testing
 	@$(BIN)/python -m bench.million $(ARGS)
 
-verify: ## run every labelled program of DATA=folder, and compare verdicts with labels
+verify: ## run every labelled program in DATA=folder, and compare verdicts with labels
 	@deploy/setup docker redis venv image code
 	@$(BIN)/python tests/verify.py $(or $(DATA),$(error name the folder: make verify DATA=folder)) $(ARGS)
 
-faults: ## break one thing at a time, and audit the ledger after each
+faults: ## break one part at a time, and audit the database after each
 	@deploy/setup docker redis venv image testing
 	@$(BIN)/pytest tests/faults $(ARGS)
 
-soak: ## break something every few seconds for MINUTES, then audit the ledger
+soak: ## break something every few seconds for MINUTES, then audit the database
 	@deploy/setup docker redis venv image testing
 	@$(BIN)/python tests/soak.py --minutes $(MINUTES) $(ARGS)
 
-check: ## lint, format, types, import rules
+check: ## lint, format, types, import rules, documentation
 	@deploy/setup venv
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/build.py
 
-setup: ## make this machine ready: Docker engine, Redis, .venv, sandbox image
+docs: ## build the documentation into site/, and check its links
+	@deploy/setup venv
+	@$(BIN)/python docs/build.py
+
+setup: ## prepare this machine: Docker engine, Redis, .venv, sandbox image
 	@deploy/setup
 
-# the plugin where it is installed, else the older program of its own
+# the plugin if it is installed, otherwise the older separate program
 COMPOSE = $$(if docker compose version > /dev/null 2>&1; then echo docker compose; \
 	elif command -v docker-compose > /dev/null; then echo docker-compose; fi)
 NO_COMPOSE = { echo "Docker Compose is missing. On Debian, as root: apt-get install docker-compose" >&2; exit 1; }
@@ -65,8 +71,8 @@ up: ## start the compose stack
 down: ## stop the compose stack
 	@compose="$(COMPOSE)"; [ -n "$$compose" ] || $(NO_COMPOSE); $$compose down $(ARGS)
 
-# every dependency, the extras, the tools of development, and what builds the package itself, for any platform
-lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" lets all of them move)
+# every dependency, the extras, the development tools and the build backend, for any platform
+lock: ## resolve the dependencies into requirements.lock again (ARGS="--upgrade" upgrades all of them)
 	@uv=$$(mktemp -d) && trap 'rm -rf "$$uv"' EXIT && python3 -m venv "$$uv" && \
 	"$$uv/bin/pip" install --quiet --disable-pip-version-check uv && \
 	printf '%s\n' 'hatchling>=1.27' 'editables' | UV_SYSTEM_CERTS=1 "$$uv/bin/uv" pip compile --quiet --universal --python-version 3.11 \
@@ -76,6 +82,6 @@ lock: ## resolve the dependencies anew into requirements.lock (ARGS="--upgrade" 
 		--group bench --generate-hashes --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
 		--output-file bench/requirements.lock $(ARGS)
 
-clean: ## remove what was made here: .venv, caches, builds (Docker, Redis and images stay)
-	@rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
+clean: ## remove .venv, caches and builds (Docker, Redis and images stay)
+	@rm -rf .venv dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

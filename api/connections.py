@@ -3,13 +3,19 @@
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
-from schemas.database import Database
-from schemas.fleet import Fleet
-from schemas.settings import settings
-from schemas.store import Store
-from worker.bell import Bell
+from sqlalchemy import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from evalpool.schemas.database import Database, cause
+from evalpool.schemas.errors import DatabaseUnavailable
+from evalpool.schemas.fleet import Fleet
+from evalpool.schemas.settings import settings
+from evalpool.schemas.store import Store
+from evalpool.worker.queue.notify import Bell
 
 FRESH = 0.5
 """Seconds for which a list of live workers is used before it is read again."""
@@ -22,7 +28,7 @@ _fleets: dict[Store, tuple[float, Fleet]] = {}
 def store() -> Store:
     """The door to the rows of the configured database."""
     with _opening:
-        return _store(os.getpid(), settings().store_url)
+        return _store(os.getpid(), settings().store_url, settings().fleet or "")
 
 
 def bell() -> Bell:
@@ -32,7 +38,8 @@ def bell() -> Bell:
 
 
 def fleet() -> Fleet:
-    """The live workers. The list is cached for `FRESH` seconds, so that most submissions cost no extra query."""
+    """The live workers that can claim what is submitted here. The list is cached for `FRESH` seconds, so that most
+    submissions cost no extra query."""
     ledger = store()
     with _opening:
         asked, found = _fleets.get(ledger, (-FRESH, Fleet()))
@@ -42,10 +49,33 @@ def fleet() -> Fleet:
         return found
 
 
-# By process, since a connection that two processes share after a fork mixes up their words.
+class _Translated(Database):
+    """A database whose errors are raised as `DatabaseUnavailable`: SQLAlchemy's own would show the statement, its
+    values and a link."""
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        with _translated(), super().read() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        with _translated(), super().write() as connection:
+            yield connection
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise DatabaseUnavailable(f"the database failed: {cause(error)}") from error
+
+
+# One for each process: two processes that share a connection after a fork would mix up their messages.
 @cache
-def _store(_process: int, url: str) -> Store:
-    return Store(Database(url, upgrade=settings().database_url is None))
+def _store(_process: int, url: str, fleet: str) -> Store:
+    return Store(_Translated(url, upgrade=settings().database_url is None), fleet)
 
 
 @cache

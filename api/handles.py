@@ -1,39 +1,34 @@
-"""What a submission gives back: handles that wait, count and read. They hold ids only, so any process can have them.
+"""Handles of submitted jobs and batches, which wait, count and read results. They hold only ids, so that any process
+can have them.
 
-How waiting works: workers ring a bell with the ids they have just committed (see `worker.bell`). A handle looks at the
-rows, listens, looks once more, and from then on fetches just what was rung. The bell may fail or be missed, so the
-rows are looked at again whenever it was quiet for a second; they alone decide what is finished.
+How waiting works: workers ring a bell (a Redis notification) with the ids they have just committed (see
+`worker.queue.notify`). A handle reads the rows, listens, reads the rows once more, and from then on fetches the results
+of the ids that it hears. The bell may fail or be missed, so the rows are read again after each second of silence; they
+alone decide what is finished. Coroutines share a connection (see `api.receiver`).
 """
 
-import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator
 from contextlib import aclosing, closing, suppress
-from typing import TypeVar
+from functools import partial
 
-from api import reports
-from api.connections import bell, store
-from api.waiting import reasons
-from schemas.batch import Progress
-from schemas.report import Report
-from schemas.result import Result
-from schemas.rows import batch_of
-from schemas.verdict import State
-from worker.celery import UNREACHABLE, wake
+from evalpool.api.connections import bell, fleet, store
+from evalpool.api.receiver import QUIET, in_thread, receiver
+from evalpool.api.reports import summary
+from evalpool.api.waiting import reasons
+from evalpool.schemas.batch import Progress
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
+from evalpool.schemas.rows import batch_of
+from evalpool.schemas.verdict import State
+from evalpool.worker.queue.publish import UNREACHABLE, wake
 
 STEP = 0.25
-"""Seconds that one step of waiting may block: as long as a cancelled coroutine has to wait for its thread."""
-QUIET = 1.0
-"""Seconds without the bell after which the rows are looked at."""
+"""Seconds that one step of waiting may block."""
 PART = 500
-"""Results that are in memory at once while a batch is streamed; fewer if they are large."""
-
-_threads = ThreadPoolExecutor(64, "evalpool-wait")
-"""Where coroutines wait: asyncio's own few threads would be taken up by a handful of them."""
-
-T = TypeVar("T")
+"""Results that are in memory at once while a batch is streamed, or fewer if they are large."""
 
 
 class Job:
@@ -47,27 +42,31 @@ class Job:
         return f"Job({self.id!r})"
 
     def state(self) -> State:
-        """How far it has come."""
+        """Return the state of the job."""
         return store().state(self.id)
 
     def cancel(self) -> None:
-        """Never start it, or stop it: within seconds it has the verdict `cancelled`, unless it was finished before."""
+        """Cancel the job. Within seconds it has the verdict `cancelled`, unless it was finished before."""
         _cancel(job_id=self.id)
 
     def result(self, timeout: float | None = None) -> Result:
-        """What came out; waits for it, and raises `TimeoutError` when it is not there after so many seconds."""
+        """Wait for the result and return it. Raises `TimeoutError` if it takes more than `timeout` seconds."""
         with closing(self._steps(timeout)) as steps:
             return next(result for found in steps for result in found)
 
     def __await__(self) -> Generator[None, None, Result]:
-        return self._first().__await__()
+        return self._awaited().__await__()
 
-    async def _first(self) -> Result:
-        async with aclosing(_as_async(self._steps(None))) as results:
-            return await anext(results)
+    async def _awaited(self) -> Result:
+        waiting = receiver()
+        async with waiting.listen(self.batch_id) as rings:
+            while (found := await waiting.results.ask(self.id)) is None:
+                while (rung := await rings.next()) is not None and self.id not in rung:
+                    pass
+            return found
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
-        for rung in _rings(self.batch_id, timeout):
+        for rung in _rings(self.batch_id, timeout, f"job {self.id}"):
             found = next(store().results([self.id]), []) if rung is None or self.id in rung else []
             yield found
             if found:
@@ -84,49 +83,81 @@ class BatchHandle:
         return f"BatchHandle({self.id!r})"
 
     def progress(self) -> Progress:
-        """How many of its jobs are in which state."""
+        """Return how many jobs are in which state."""
         return store().progress(self.id)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Return when every job has its result; raises `TimeoutError` when that takes longer."""
+        """Wait until every job has its result. Raises `TimeoutError` if it takes more than `timeout` seconds."""
         for _ in self.watch(math.inf, timeout):
             pass
 
     def watch(self, every: float = 1.0, timeout: float | None = None) -> Iterator[Progress]:
-        """The progress, about every so many seconds, until it is complete."""
-        missing, told = 0, -math.inf
+        """Yield the progress about every `every` seconds, until the batch is complete. Raises `TimeoutError` like
+        `wait`."""
+        missing, last = 0, -math.inf
         for rung in _rings(self.id, timeout):
             missing -= len(rung or ())
-            if rung is None or (rung and missing <= 0) or time.monotonic() - told >= every:
-                progress, told = self.progress(), time.monotonic()
+            if rung is None or (rung and missing <= 0) or time.monotonic() - last >= every:
+                progress, last = self.progress(), time.monotonic()
                 missing = progress.total - progress.done
                 yield progress
                 if progress.complete:
                     return
 
     def results(self) -> list[Result]:
-        """The results there are by now, in the order of submission."""
+        """Return the results so far, in the order of submission."""
         return list(self.stream())
 
     def stream(self) -> Iterator[Result]:
-        """The same, a part at a time, for batches that do not fit in memory."""
+        """Yield the results so far, in the order of submission, for batches that do not fit in memory."""
         return store().batch_results(self.id)
 
     def as_completed(self, timeout: float | None = None) -> Iterator[Result]:
-        """Each result once, as it is committed; raises `TimeoutError` when they are not all there in time."""
+        """Yield each result once, as it is committed. Raises `TimeoutError` if they take more than `timeout`
+        seconds."""
         with closing(self._steps(timeout)) as steps:
             for found in steps:
                 yield from found
 
-    def __aiter__(self) -> AsyncIterator[Result]:
-        return _as_async(self._steps(None))
+    async def __aiter__(self) -> AsyncGenerator[Result, None]:
+        """Yield each result once, as it is committed."""
+        total = (await in_thread(lambda: store().batch(self.id))).total
+        seen: set[str] = set()
+        waiting = receiver()
+        async with waiting.listen(self.id) as rings:
+            rung: list[str] | None = None
+            while True:
+                if rung is not None:
+                    fresh = sorted(set(rung) - seen)
+                elif (await waiting.counts.ask(self.id) or 0) > len(seen):
+                    fresh = sorted(await in_thread(lambda: store().done(self.id)) - seen)
+                else:
+                    fresh = []
+                for start in range(0, len(fresh), PART):
+                    parts = store().results(fresh[start : start + PART])
+                    while found := await in_thread(partial(next, parts, None)):
+                        seen.update(result.job_id for result in found)
+                        for result in found:
+                            yield result
+                if len(seen) == total:
+                    return
+                rung = await rings.next()
+
+    def __await__(self) -> Generator[None, None, list[Result]]:
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> list[Result]:
+        async with aclosing(self.__aiter__()) as results:
+            return sorted([result async for result in results], key=lambda result: result.index)
 
     def report(self, k: Collection[int] = (1, 10, 100)) -> Report:
-        """The batch summed up, as far as it has come."""
-        return reports.build(store(), self.id, k)
+        """Return the report of the batch, from the results so far, with pass@k for each of these k."""
+        if not isinstance(k, Collection) or not all(type(each) is int and each > 0 for each in k):
+            raise InvalidJob(f"k: it must be a list of positive whole numbers, not {k!r}")
+        return summary.build(store(), self.id, k)
 
     def cancel(self) -> int:
-        """End its waiting jobs and ask for the end of the running ones; how many had not started."""
+        """Cancel the waiting jobs, and ask workers to stop the running ones. Returns how many jobs were waiting."""
         return _cancel(batch_id=self.id)
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
@@ -145,55 +176,44 @@ class BatchHandle:
 
     def _done(self, seen: int) -> set[str]:
         """The ids of all jobs that have a result. The query is skipped if none is new, as counting is cheaper."""
-        return store().done(self.id) if store().progress(self.id).done > seen else set()
+        return store().done(self.id) if store().counts([self.id]).get(self.id, 0) > seen else set()
 
 
 def _cancel(*, batch_id: str | None = None, job_id: str | None = None) -> int:
-    """Cancel, and wake a worker, since a twin may have to run now in the place of its leader."""
+    """Cancel jobs, and wake a worker: a twin (an identical job) may have to run now instead of its leader."""
     ended = store().cancel(batch_id=batch_id, job_id=job_id)
     with suppress(*UNREACHABLE):  # the workers' next poll finds it
         wake(bell().client, "twins of cancelled jobs")
     return ended
 
 
-def _rings(batch_id: str, timeout: float | None) -> Generator[list[str] | None, None, None]:
-    """What to do next, for ever: fetch these ids (maybe none), or, at `None`, look at all rows."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    yield None  # before Redis is asked: what is finished needs no bell
+def _rings(batch_id: str, timeout: float | None, what: str = "") -> Generator[list[str] | None, None, None]:
+    """Yield for ever what a waiting handle should do next: fetch these ids (maybe none) or, at `None`, read all rows.
+    Raises `TimeoutError`, which names `what`, or the batch if that is empty."""
+    if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
+        raise InvalidJob(f"timeout: it must be a number of seconds, not {timeout!r}")
+    seen = time.monotonic()
+    deadline = math.inf if timeout is None else seen + timeout
+    yield None  # before Redis is asked, since finished jobs need no bell
     with bell().listen(batch_id) as listener:
-        yield None  # what was committed before we listened is not rung again
+        yield None  # the bell is not rung again for results that were committed before we listened
         heard = time.monotonic()
         while True:
             rung = listener.wait(max(0.0, min(STEP, deadline - time.monotonic())))
             now = time.monotonic()
             if now >= deadline:
                 yield None  # one last look
-                why = "".join(f"; {reason}" for reason in reasons(batch_id))
-                raise TimeoutError(f"batch {batch_id}: not finished after {timeout:g} seconds{why}")
+                progress = store().progress(batch_id)
+                counts = f"{progress.running:,} running, {progress.queued:,} queued"
+                why = "; ".join([counts, *reasons(batch_id, now - seen)])
+                raise TimeoutError(f"{what or f'batch {batch_id}'}: not finished after {timeout:g} seconds: {why}")
             if rung is not None:
                 heard = now
                 yield rung
             elif now - heard >= QUIET:
                 heard = now
+                if timeout is not None and fleet().members:
+                    seen = now
                 yield None
             else:
                 yield []
-
-
-async def _as_async(steps: Generator[list[Result], None, None]) -> AsyncGenerator[Result, None]:
-    with closing(steps):
-        while (found := await _in_thread(lambda: next(steps, None))) is not None:
-            for result in found:
-                yield result
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    future = _threads.submit(call)
-    waiting = asyncio.wrap_future(future)
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        # The step is short. Going on without it would close the bell under a thread that still listens.
-        if not future.cancel():
-            await asyncio.wait([waiting])
-        raise

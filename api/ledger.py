@@ -1,21 +1,21 @@
-"""The operator's commands for the database."""
+"""The commands `evalpool db upgrade` and `evalpool db check`."""
 
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
-db = typer.Typer(no_args_is_help=True, help="Upgrade the database, or check its rows.")
+db = typer.Typer(no_args_is_help=True, help="Upgrade the database, or check and repair its rows.")
 
 SHOWN = 5
-"""Ids that are shown of each kind of inconsistency."""
+"""How many ids are shown for each kind of inconsistency."""
 
 
 @db.command("upgrade")
 def upgrade() -> None:
     """Upgrade the database to the schema of this version. Stop the workers of older versions first."""
-    from schemas.database import Database
-    from schemas.settings import settings
+    from evalpool.schemas.database import Database
+    from evalpool.schemas.settings import settings
 
     database = Database(settings().store_url, upgrade=True)
     before, name = database.upgraded_from, database.url.render_as_string()
@@ -26,14 +26,14 @@ def upgrade() -> None:
 @db.command("check")
 def check(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Change nothing, and exit with 1 if something is found.")
+        bool, typer.Option("--dry-run", help="Change nothing, and exit with code 1 if there are inconsistencies.")
     ] = False,
 ) -> None:
-    """Find rows that contradict each other, and repair them. This reads every row, which takes minutes with millions of
-    jobs."""
-    from api.connections import bell, store
-    from schemas.audit import audit
-    from worker.celery import UNREACHABLE, wake
+    """Find rows that contradict each other, and repair them. The check reads every row, which takes minutes with
+    millions of jobs."""
+    from evalpool.api.connections import bell, store
+    from evalpool.schemas.audit import audit
+    from evalpool.worker.queue.publish import UNREACHABLE, wake
 
     found = audit(store(), repair=not dry_run)
     if found and not dry_run:

@@ -1,25 +1,29 @@
-"""This machine: commands that examine it and build its images, and a report of its images for the ledger."""
+"""Commands for this machine, which examine it and build its images, and a report of its images for the ledger."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from worker.sandbox.doctor import Finding
+    from evalpool.worker.machine.doctor import Finding
 
-images = typer.Typer(no_args_is_help=True, help="The sandbox images of this machine.")
+images = typer.Typer(no_args_is_help=True, help="Build or list the sandbox images of this machine.")
 
 
 @images.command("build")
 def build(
-    recipe: Annotated[str, typer.Argument(help="A recipe of evalpool: python, code, notebook.")] = "python",
-    without: Annotated[str, typer.Option(metavar="TOOLCHAIN,...", help="Toolchains of the recipe to leave out.")] = "",
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="Only if it is not there already.")] = False,
+    recipe: Annotated[str, typer.Argument(help="Recipe of the image: python, code or notebook.")] = "python",
+    without: Annotated[
+        str, typer.Option(metavar="TOOLCHAIN,...", help="Toolchains of the recipe that are left out.")
+    ] = "",
+    if_missing: Annotated[
+        bool,
+        typer.Option("--if-missing", help="Build the image only if it is missing or was built from an older recipe."),
+    ] = False,
 ) -> None:
     """Build a sandbox image and print its name."""
-    from schemas.errors import SetupError
-    from worker.sandbox.images import ImageBuildFailed, NoSuchRecipe
-    from worker.sandbox.images import build as build_image
+    from evalpool.schemas.errors import NoSuchRecipe
+    from evalpool.worker.machine.images import build as build_image
 
     def say(line: str) -> None:
         typer.echo(line, err=True)
@@ -29,17 +33,15 @@ def build(
         typer.echo(build_image(recipe, without=names, if_missing=if_missing, say=say))
     except NoSuchRecipe as error:
         raise typer.BadParameter(str(error)) from None
-    except ImageBuildFailed as error:
-        raise SetupError(str(error)) from None
 
 
 @images.command("list")
 def list_images() -> None:
-    """List the sandbox images that are installed, with their languages and libraries."""
+    """List the sandbox images of this machine, with their languages and libraries."""
     from rich.console import Console
     from rich.padding import Padding
 
-    from worker.sandbox.images import installed
+    from evalpool.worker.machine.images import installed
 
     console = Console(highlight=False)
     for image in installed():
@@ -49,12 +51,15 @@ def list_images() -> None:
 
 
 def doctor() -> None:
-    """Examine this machine: Docker, Redis, the database, and what sandboxes need."""
+    """Check Docker, Redis and the database of this machine.
+
+    It also checks what sandboxes need of the kernel. The exit code is 1 if something is missing.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from worker.sandbox.doctor import examine
+    from evalpool.worker.machine.doctor import examine
 
     findings = [*examine(), _redis(), _database()]
     table = Table("", "what", "found", "remedy", box=None, padding=(0, 2), header_style="bright_black")
@@ -67,15 +72,15 @@ def doctor() -> None:
 
 
 def report() -> None:
-    """Tell the ledger which images are here, on behalf of the worker that is about to start on this machine. Jobs that
+    """Write the images of this machine to the ledger, on behalf of the worker that is about to start here. Jobs that
     are submitted before it has started can then be pinned to these images."""
     import asyncio
 
-    from api.connections import store
-    from schemas.errors import SandboxLost, SetupError
-    from schemas.fleet import Member
-    from schemas.settings import settings
-    from worker.sandbox.engine import Engine
+    from evalpool.api.connections import store
+    from evalpool.schemas.errors import SandboxLost, SetupError
+    from evalpool.schemas.fleet import Member
+    from evalpool.schemas.settings import settings
+    from evalpool.worker.sandbox.engine import Engine
 
     engine = Engine(settings().docker_timeout)
     try:
@@ -88,10 +93,10 @@ def report() -> None:
 
 
 def _redis() -> "Finding":
-    from api.embedded import redis_binary
-    from schemas.settings import settings
-    from worker.celery import UNREACHABLE, redis_client
-    from worker.sandbox.doctor import Finding
+    from evalpool.api.embedded import redis_binary
+    from evalpool.schemas.settings import settings
+    from evalpool.worker.machine.doctor import Finding
+    from evalpool.worker.queue.publish import UNREACHABLE, redis_client
 
     name, configured, before = "Redis", settings().redis_url is not None, ""
     if not configured:
@@ -118,10 +123,10 @@ def _redis() -> "Finding":
 def _database() -> "Finding":
     from sqlalchemy.engine import make_url
 
-    from schemas.database import Database
-    from schemas.errors import EvalpoolError
-    from schemas.settings import settings
-    from worker.sandbox.doctor import Finding
+    from evalpool.schemas.database import Database
+    from evalpool.schemas.errors import EvalpoolError
+    from evalpool.schemas.settings import settings
+    from evalpool.worker.machine.doctor import Finding
 
     url = settings().store_url
     try:

@@ -1,39 +1,43 @@
-"""The story of `evalpool run`: read, calibrate, submit, follow, export."""
+"""The story of `evalpool run`: load a file, calibrate, submit, follow, export."""
 
 import platform
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from api.connections import store
-from api.display import Display
-from api.embedded import Servers
-from api.exports import write_csv, write_junit, write_parquet
-from api.formats import Dataset
-from api.handles import BatchHandle
-from api.jobs import made_by, submit_stream
-from api.page import page
-from api.waiting import reasons
-from schemas import ceilings
-from schemas.errors import SetupError
-from schemas.job import JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
-from schemas.settings import settings
-from schemas.terminal import plain
-from schemas.version import version
+from evalpool.api import machine
+from evalpool.api.connections import fleet, store
+from evalpool.api.display import Display
+from evalpool.api.embedded import Servers, embedded
+from evalpool.api.formats import Dataset
+from evalpool.api.handles import BatchHandle
+from evalpool.api.jobs import made_by, submit_stream
+from evalpool.api.reports.exports import write_csv, write_junit, write_parquet
+from evalpool.api.reports.page import page
+from evalpool.api.waiting import reasons
+from evalpool.schemas import ceilings
+from evalpool.schemas.errors import InvalidJob, SetupError
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
+from evalpool.schemas.settings import Settings, settings
+from evalpool.schemas.terminal import plain
+from evalpool.schemas.verdict import Verdict
+from evalpool.schemas.version import version
 
 ROOM = 10.0
-"""Times the CPU time of its reference solution that a calibrated limit gives a sample."""
+"""A calibrated CPU limit is at least this many times the CPU time of the reference solution."""
 SAY_SECONDS = 5.0
+"""Seconds between two notes while a file is read."""
 STUCK_SECONDS = 20.0
-"""Seconds without progress after which the user is told why."""
+"""Seconds without progress after which a note says why."""
 
 _notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
@@ -45,47 +49,51 @@ def say(text: str) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """A file of jobs and what is to be done with it."""
+    """A file of jobs, and how it is to be run."""
 
     data: Dataset
     total: int
-    """Samples in it."""
+    """The number of samples in the file."""
     repeat: int = 1
     dedup: bool = True
     cache: bool = False
     force: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """Fields for jobs that do not name them."""
     reference_cpu: dict[str | int | None, float] | None = None
-    """CPU seconds of the reference solution of each task, measured here."""
+    """Task → CPU seconds of its reference solution, as measured on this machine."""
 
     def jobs(self) -> Iterator[JobSpec]:
-        """Its jobs, each sample's repeats a whole round after it."""
+        """Yield the jobs, with repeats as whole rounds over all samples."""
         return chain.from_iterable(map(self._fitted, self.data.jobs()) for _ in range(self.repeat))
 
     def submit(self) -> BatchHandle:
-        """Submit them, or take up the batch that the same file and options made before."""
+        """Submit the jobs, or return the batch of an earlier run with the same file and options."""
         name = Path(self.data.lines.name).name
         options = [made_by(), f"{self.repeat}", f"{self.dedup}", f"{self.cache}", f"{self.reference_cpu}"]
+        options += [f"{dict(self.given)}"] if self.given else []
         return submit_stream(
             self.jobs(),
             self.total * self.repeat,
             name=name,
             idempotency_key=None if self.force else self.data.digest(*options),
-            about=self._about(settings().image),
+            about=self._about(self.given.get("image") or settings().image),
             dedup=self.dedup and self.repeat == 1,
             cache=self.cache,
         )
 
     def calibrated(self, servers: Servers) -> "Run":
-        """The same run, with limits that fit this machine: its reference solutions are measured first."""
+        """Measure the reference solutions, and return the run with limits that fit this machine."""
         asked = {spec.task_id for spec in self.data.jobs()}
         specs = [
-            _with(spec, ROOM * spec.limits.cpu_seconds) for spec in self.data.references() if spec.task_id in asked
+            _with(self._chosen(spec), ROOM * spec.limits.cpu_seconds)
+            for spec in self.data.references()
+            if spec.task_id in asked
         ]
-        say(f"calibrating: {len(specs):,} reference solutions")
-        key = None if self.force else self.data.digest("references", made_by())
+        say(f"calibrating with {len(specs):,} reference solutions")
+        key = None if self.force else self.data.digest("references", made_by(), *map(str, self.given.items()))
         batch = submit_stream(specs, len(specs), name="references", idempotency_key=key)
-        servers.start_worker()
-        batch.wait()
+        _watch(batch, servers, resumes=not self.force)
         measured: dict[str | int | None, float] = {}
         for result in batch.stream():
             if result.passed:
@@ -95,7 +103,16 @@ class Run:
                 say(f"the reference solution of {result.task_id} did not pass: {result.detail}")
         return replace(self, reference_cpu=measured)
 
+    def _chosen(self, spec: JobSpec) -> JobSpec:
+        """Return the job with the given fields that it does not name itself. Labels are added to its own."""
+        named = {name for name in spec.model_fields_set if getattr(spec, name) is not None}
+        own = {name: value for name, value in self.given.items() if name not in named}
+        if "labels" in self.given:
+            own["labels"] = {**self.given["labels"], **(spec.labels or {})}
+        return spec.model_copy(update=own) if own else spec
+
     def _fitted(self, spec: JobSpec) -> JobSpec:
+        spec = self._chosen(spec)
         needed = ROOM * (self.reference_cpu or {}).get(spec.task_id, 0.0)
         return spec if needed <= spec.limits.cpu_seconds else _with(spec, needed)
 
@@ -116,7 +133,7 @@ class Run:
 
 
 def _with(spec: JobSpec, cpu_seconds: float) -> JobSpec:
-    """The job with this CPU limit, and with its wall limit scaled alike, as far as the operator allows."""
+    """Return the job with this CPU limit, and its wall limit scaled alike, as far as the operator allows."""
     limits = spec.limits
     wall = limits.wall_seconds and limits.wall_seconds * cpu_seconds / limits.cpu_seconds
     given = Limits(**limits.model_dump() | {"cpu_seconds": cpu_seconds, "wall_seconds": wall})
@@ -124,26 +141,74 @@ def _with(spec: JobSpec, cpu_seconds: float) -> JobSpec:
 
 
 def load(data: Dataset) -> int:
-    """Read all jobs of a file once, so that a bad line is told before anything is started; how many there are."""
-    count, tasks, said = 0, set(), time.monotonic()
+    """Read all jobs of a file once, so that a bad line is found before anything is started. Returns their number."""
+    count, tasks, noted = 0, set(), time.monotonic()
     for spec in data.jobs():
         count += 1
         tasks.add(hash(spec.task_id))
-        if time.monotonic() - said > SAY_SECONDS:
-            said = time.monotonic()
+        if time.monotonic() - noted > SAY_SECONDS:
+            noted = time.monotonic()
             say(f"reading {data.lines.name}: {count:,} jobs so far")
     known = f", {len(tasks):,} tasks)" if tasks != {hash(None)} else ")"
     say(f"format: {data.title} ({count:,} jobs" + known)
     return count
 
 
-def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: bool = True) -> None:
-    """Wait until the batch is complete, showing how far it is, as long as there is somebody to run it."""
-    if batch.progress().complete:
-        if resumes:
-            say(f"batch {batch.id} is complete, nothing is left to run; --force runs it again")
-        return
+def evaluate(
+    submit: Callable[[Servers], BatchHandle],
+    now: Settings,
+    *,
+    slots: int | None = None,
+    image: str | None = None,
+    resumes: bool = True,
+) -> BatchHandle:
+    """Submit a batch and wait until it is complete, with a private worker unless a Redis is configured in the settings.
+    `resumes` says whether the same submission made again goes on with the same batch."""
+    with workers(now, slots, image) as servers:
+        batch = submit(servers)
+        follow(batch, servers, resumes=resumes)
+    return batch
+
+
+@contextmanager
+def workers(now: Settings, slots: int | None = None, image: str | None = None) -> Iterator[Servers]:
+    """Provide what runs jobs: the configured workers, or a private Redis and what is needed to start a private worker
+    with so many slots, which keeps sandboxes of this image warm."""
+    with embedded(now, slots, image) as servers:
+        if servers.private:
+            machine.report()
+            _check(image)
+        elif slots is not None:
+            say("--slots has no effect, because the workers behind EVALPOOL_REDIS_URL have slots of their own")
+        yield servers
+
+
+def _check(image: str | None) -> None:
+    """Raise `InvalidJob` if the private worker would not find this image. If Docker does not answer, nothing is known
+    about images, and the worker will say so."""
+    here = fleet()
+    if image is not None and here.members and not here.has(image):
+        raise InvalidJob(
+            f"--image: there is no image {image!r} on this machine; `docker images` lists those that are here, "
+            f"`docker pull {image}` fetches it from a registry, and `evalpool images build` builds evalpool's own"
+        )
+
+
+def follow(batch: BatchHandle, servers: Servers, *, resumes: bool = True) -> None:
+    """Wait until the batch is complete, with a display of its progress. Raises `SetupError` if a private worker dies or
+    cannot run the jobs."""
+    progress = batch.progress()
+    if not progress.complete:
+        _watch(batch, servers, resumes=resumes)
+    elif resumes:
+        failed = progress.verdicts.get(Verdict.SANDBOX_ERROR, 0)
+        but = f", but {failed:,} of its {progress.total:,} jobs could not be run ({Verdict.SANDBOX_ERROR})"
+        say(f"batch {batch.id} is complete{but if failed else ''}; nothing was run now, --force runs the file again")
+
+
+def _watch(batch: BatchHandle, servers: Servers, *, resumes: bool) -> None:
     servers.start_worker()
+    display = Display()
     try:
         with display:
             moved, before = time.monotonic(), 0
@@ -158,11 +223,33 @@ def follow(batch: BatchHandle, servers: Servers, display: Display, *, resumes: b
     except KeyboardInterrupt:
         how = "the same command again resumes it" if resumes else f"`evalpool report {batch.id}` shows them"
         say(f"\ninterrupted; the finished jobs of batch {batch.id} are kept: {how}")
+        if servers.private and not resumes:
+            say(f"the other {store().give_up(batch.id):,} were cancelled, since nothing could resume them")
         raise
+    except SetupError as error:
+        raise SetupError(f"{error}\n{_left(batch, resumes)}") from None
+
+
+def _left(batch: BatchHandle, resumes: bool) -> str:
+    """Say what happens to the jobs of a private run that cannot go on. If the same command cannot resume them, they are
+    cancelled, since no other worker may run them."""
+    progress = batch.progress()
+    if resumes and (progress.done or progress.running):
+        finished = f"{progress.done:,} of the {progress.total:,} jobs of batch {batch.id} are finished"
+        return f"{finished}; the others wait, and the same command resumes them"
+    cancelled = store().give_up(batch.id)
+    jobs = "1 waiting job" if cancelled == 1 else f"{cancelled:,} waiting jobs"
+    return f"{jobs} of batch {batch.id} {'was' if cancelled == 1 else 'were'} cancelled"
 
 
 def _explain(batch: BatchHandle, servers: Servers) -> None:
-    """Say why nothing happens, if there is a reason. A run with a private worker fails: no other worker can come."""
+    """Say why nothing happens, if there is a reason. A run with a private worker then fails, since no other worker can
+    take its jobs."""
+    if servers.private and not fleet().members:
+        say("the worker of this run is still starting")
+        return
+    if servers.private and store().adopt(batch.id):  # the same command was run elsewhere and had adopted them
+        return
     why = reasons(batch.id)
     if why and servers.private:
         raise SetupError(f"{'; '.join(why)}; --force runs the whole file again, with the images that are here now")
@@ -171,7 +258,8 @@ def _explain(batch: BatchHandle, servers: Servers) -> None:
 
 
 def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | None = None) -> None:
-    """Write every file that somebody may want of a batch: rows, tables, the harness's own result file, the page."""
+    """Write all result files of a batch: JSON lines, tables, the page, and the result file of the format's own
+    harness."""
 
     def results() -> Iterator[Result]:
         return islice(batch.stream(), report.total)
@@ -191,13 +279,13 @@ def export(batch: BatchHandle, report: Report, directory: Path, data: Dataset | 
         write_parquet(results(), directory / "results.parquet")
         written.append("results.parquet")
     except SetupError as error:
-        say(f"no results.parquet: {error}")
+        say(f"results.parquet was not written: {error}")
     own = data.write(results(), directory, report) if data else None
-    say(f"written to {directory}: {', '.join([*written, *([own.name] if own else [])])}")
+    say(f"results are in {directory}: {', '.join([*written, *([own.name] if own else [])])}")
 
 
 def summary(report: Report) -> dict[str, object]:
-    """The one JSON object that scripts read."""
+    """Return the object that `--json` prints."""
     return {
         "batch_id": report.batch_id,
         "total": report.total,
@@ -207,6 +295,7 @@ def summary(report: Report) -> dict[str, object]:
         "tasks": report.tasks,
         "problems": report.problems,
         "excluded": report.excluded,
+        "warnings": list(report.warnings),
         "near_limit": report.near_limit,
         "rerun": report.rerun,
         "deduplicated": report.deduplicated,
@@ -217,14 +306,14 @@ def summary(report: Report) -> dict[str, object]:
 
 
 def exit_code(report: Report, fail_under: float | None) -> int:
-    """0 done, 5 incomplete, 6 below the threshold. Incomplete wins, since its score says too little to fail by."""
+    """Return 0 if done, 5 if incomplete, 6 if below the threshold. An incomplete run has no score to compare."""
     if report.excluded or report.finished < report.total:
         return 5
     return 6 if fail_under is not None and report.pass_at_k.get(1, 0.0) < fail_under else 0
 
 
 def only(report: Report, ks: Collection[int]) -> Report:
-    """The report with the asked k alone, where pass@1 was added for the threshold."""
+    """Return the report with only these k. pass@1 is always computed, for the threshold."""
     asked = {k: value for k, value in report.pass_at_k.items() if k in ks}
     return report.model_copy(
         update={"pass_at_k": asked, "intervals": {k: each for k, each in report.intervals.items() if k in ks}}

@@ -1,1 +1,2 @@
-"""The benchmark: evalpool beside other ways to run the same programs, in one run, on one machine. `make bench`."""
+"""The benchmark: compares evalpool with other ways to run the same programs, in one run on one machine. `make
+bench`."""

@@ -1,4 +1,4 @@
-"""One command, one run: everything side by side, interleaved and repeated, so that a noisy machine hits all alike."""
+"""Runs the benchmark: all contestants take turns in several rounds, so that noise of the machine affects all alike."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import ROUNDED
 from rich.console import Console
@@ -17,20 +17,29 @@ from rich.table import Table
 from bench import measure, steps
 from bench.contestants import EVERYBODY, Contestant, DockerExec, fleet
 from bench.programs import references, some
-from schemas.settings import settings
-from worker.sandbox.agent import USUAL
+from evalpool.schemas.settings import settings
+from evalpool.worker.sandbox.agent import USUAL
 
 LATEST = Path(__file__).parent / "latest.json"
 console = Console(stderr=True)
 
 
 def say(what: str) -> None:
-    """Progress."""
+    """Print a line of progress to stderr."""
     console.print(f"[bright_black]{time.strftime('%H:%M:%S')}[/]  {what}")
 
 
-def throughput(rounds: int, quick: bool, slots: int) -> tuple[dict[str, list[float]], dict[str, dict[str, float]]]:
-    """Jobs per second of every contestant in every round; and the latencies, measured while all of them are idle."""
+class Throughput(NamedTuple):
+    """What the contestants have achieved."""
+
+    rates: dict[str, list[float]]
+    """Contestant → jobs per second in each round."""
+    latencies: dict[str, dict[str, float]]
+    """Percentiles of one job at a time in milliseconds, measured while all contestants were idle."""
+
+
+def throughput(rounds: int, quick: bool, slots: int) -> Throughput:
+    """Measure all contestants."""
     rates: dict[str, list[float]] = {}
     sizes = (
         {True: 3 * len(references()), False: 24} if quick else {True: 8 * len(references()), False: len(references())}
@@ -52,13 +61,13 @@ def throughput(rounds: int, quick: bool, slots: int) -> tuple[dict[str, list[flo
                 rate = len(programs) / seconds
                 rates.setdefault(contestant.key, []).append(rate)
                 say(f"round {number + 1} of {rounds}: {contestant.key:18} {rate:8.1f} jobs per second")
-    return {kind.key: rates[kind.key] for kind in EVERYBODY}, latencies
+    return Throughput({kind.key: rates[kind.key] for kind in EVERYBODY}, latencies)
 
 
 def main() -> None:
-    """Measure, print, write `latest.json`."""
+    """Measure everything, print the tables, and write `latest.json`."""
     options = argparse.ArgumentParser(prog="make bench")
-    options.add_argument("--quick", action="store_true", help="a smaller one, in under five minutes")
+    options.add_argument("--quick", action="store_true", help="run a smaller benchmark, in under five minutes")
     quick = options.parse_args().quick
     slots, rounds = measure.slots_here(), 3 if quick else 5
     began = time.monotonic()
@@ -105,7 +114,7 @@ def main() -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     out = Console()
     titles = {kind.key: kind.title for kind in EVERYBODY}
     table = Table("", "jobs/s", "evalpool warm is", box=ROUNDED, border_style="bright_black")

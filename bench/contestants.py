@@ -1,4 +1,4 @@
-"""Who runs: each takes the same programs on the same number of slots, and each must get every one of them right."""
+"""The contestants. Each runs the same programs on the same number of slots, and every program must pass."""
 
 import asyncio
 import json
@@ -15,38 +15,38 @@ from typing import Any
 
 import docker
 
-from api import submit_batch
-from api.embedded import Servers, embedded
-from api.formats import humaneval
 from bench.programs import Program, some
-from schemas import JobSpec, Verdict
-from schemas.settings import Settings
+from evalpool.api import runs, submit_batch
+from evalpool.api.embedded import Servers
+from evalpool.api.formats import humaneval
+from evalpool.schemas import JobSpec, Verdict
+from evalpool.schemas.settings import Settings
 
 FORKLOOP = Path(__file__).parent / "forkloop.py"
 TIMEOUT = 60
 
 
 class Contestant(ABC):
-    """One way to run programs. What happens before the first one (images, pools, interpreters) is not timed."""
+    """One way to run programs. Its preparation (images, pools, interpreters) is not timed."""
 
     key: str
     title: str
     quick = True
-    """Whether it does a hundred programs in a few seconds."""
+    """Whether it runs a hundred programs in a few seconds."""
 
     def __init__(self, slots: int, image: str, preload: Sequence[str]) -> None:
         self.slots, self.image, self.preload = slots, image, preload
         self.stack = ExitStack()
 
     def start(self) -> None:  # noqa: B027 - most need nothing
-        """Get ready."""
+        """Prepare for the first program."""
 
     @abstractmethod
     def run(self, programs: Sequence[Program]) -> None:
-        """All of them; raises unless every one passed."""
+        """Run all programs. Raises `RuntimeError` unless every one passed."""
 
     def stop(self) -> None:
-        """Leave nothing behind."""
+        """Remove all processes, containers and files."""
         self.stack.close()
 
     def _in_threads(self, one: Callable[[Program], bool], programs: Sequence[Program]) -> None:
@@ -206,7 +206,7 @@ class MsEnclave(Contestant):
 
 
 class Evalpool(Contestant):
-    """The whole path: submit_batch, Redis, Celery, a sandbox, the committed result. Needs a `fleet` around it."""
+    """The whole path: submit_batch, Redis, Celery, a sandbox, the committed result. It needs a `fleet` around it."""
 
     isolation = "warm"
 
@@ -227,7 +227,7 @@ class EvalpoolFresh(Evalpool):
 
 
 def complete(specs: Sequence[JobSpec]) -> None:
-    """One batch, from its submission to its last committed result; raises unless every job passed."""
+    """Submit a batch and wait for its last result. Raises `RuntimeError` unless every job passed."""
     batch = submit_batch(specs)
     batch.wait(timeout=3600)
     verdicts = batch.progress().verdicts
@@ -237,18 +237,14 @@ def complete(specs: Sequence[JobSpec]) -> None:
 
 @contextmanager
 def fleet(slots: int, *, worker: bool = True) -> Iterator[Servers]:
-    """A Redis, a ledger and a worker of this run's own, named in the environment while it lasts."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("EVALPOOL_")}
+    """A Redis, a ledger and a worker of this run's own, all in a temporary folder. Other settings are the machine's."""
     with tempfile.TemporaryDirectory() as place:
-        os.environ |= {"EVALPOOL_STATE_DIR": place, "EVALPOOL_SLOTS": str(slots)}
-        try:
-            with embedded(Settings()) as servers:
-                if worker:
-                    servers.start_worker()
-                yield servers
-        finally:
-            del os.environ["EVALPOOL_STATE_DIR"], os.environ["EVALPOOL_SLOTS"]
-            os.environ |= kept
+        ledger = f"sqlite:///{place}/evalpool.db"
+        own = Settings(state_dir=Path(place), slots=slots, redis_url=None, database_url=ledger, fleet=None)
+        with runs.workers(own) as servers:
+            if worker:
+                servers.start_worker()
+            yield servers
 
 
 EVERYBODY = (LimitFork, PythonSubprocess, HumanEval, DockerExec, FreshContainer, MsEnclave, EvalpoolFresh, EvalpoolWarm)

@@ -1,7 +1,7 @@
-"""The physical limit: a warm interpreter that forks, runs the program in the child, and waits. Nothing else.
+"""The physical limit: a warm interpreter that forks, runs a program in the child, and waits for it.
 
-Run as a program of its own: the names of modules to import, then programs on standard input as a JSON list. It answers
-with one line when it is warm and one when it is done, and fails if a program does.
+This is a program of its own. Its arguments are modules to import; each line of standard input is a JSON list of
+programs. It prints "warm" when it is ready and "done" after each list, and fails if a program fails.
 """
 
 import gc
@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Fork, run, wait; for each program in turn."""
+    """Run each program in a fork, one after another."""
     for name in sys.argv[1:]:
         importlib.import_module(name)
     gc.collect()

@@ -1,4 +1,4 @@
-"""What is measured beside throughput: submission, latency, the cost of each step, and how all that grows."""
+"""Measures submission, latency, CPU time by process, and how costs grow with slots and batch size."""
 
 import os
 import statistics
@@ -6,26 +6,27 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from api import submit_batch, submit_job
 from bench.contestants import DockerExec, complete, fleet
 from bench.programs import some
-from schemas import JobSpec
-from schemas.settings import settings
+from evalpool.api import submit_batch, submit_job
+from evalpool.schemas import JobSpec
+from evalpool.schemas.settings import settings
 
 HERTZ = os.sysconf("SC_CLK_TCK")
 TRIVIAL = JobSpec(code="pass")
 
 
 def timed(act: Callable[[], object]) -> float:
-    """Seconds it takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     act()
     return time.perf_counter() - start
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles, in milliseconds."""
+    """Return percentiles in milliseconds."""
     ordered = sorted(seconds)
     return {
         "p50": round(statistics.median(ordered) * 1000, 2),
@@ -34,15 +35,15 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def submission(jobs: int) -> float:
-    """Jobs per second that one caller can submit, of HumanEval's size; nobody runs them meanwhile."""
+    """Return how many jobs of HumanEval's size one caller can submit per second, while no worker runs."""
     with fleet(1, worker=False):
         specs = [program.spec for program in some(jobs)]
-        submit_job(TRIVIAL)  # opens what is opened once
+        submit_job(TRIVIAL)  # opens the connections
         return jobs / timed(lambda: submit_batch(specs))
 
 
 def latency(exec_container: str, pairs: int) -> dict[str, dict[str, float]]:
-    """One job at a time on an idle system, in turn with one `docker exec`."""
+    """Return the latency of one job at a time on an idle system, measured in turn with `docker exec`."""
     ours, theirs = [], []
     for _ in range(pairs):
         ours.append(timed(lambda: submit_job(TRIVIAL).result(timeout=60)))
@@ -50,11 +51,18 @@ def latency(exec_container: str, pairs: int) -> dict[str, dict[str, float]]:
     return {"evalpool": spread(ours), "docker_exec": spread(theirs)}
 
 
-def scaling(sizes: Sequence[int], slots: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds per job, submission included, in batches of these sizes; and the worker's memory after each.
+class Scaling(NamedTuple):
+    """How costs depend on the size of a batch."""
 
-    The smallest is measured before and after each of the others, and its median taken: a second is a short time.
-    """
+    costs: dict[str, float]
+    """Size → microseconds per job, including submission."""
+    memory: dict[str, float]
+    """Size → MiB of memory of the worker afterwards."""
+
+
+def scaling(sizes: Sequence[int], slots: int) -> Scaling:
+    """Measure batches of these sizes. The smallest is measured before and after each of the others, and its median is
+    taken, since its time is short."""
     costs: dict[str, list[float]] = {}
     memory: dict[str, float] = {}
     small, *others = sizes
@@ -64,11 +72,11 @@ def scaling(sizes: Sequence[int], slots: int) -> tuple[dict[str, float], dict[st
             specs = [program.spec for program in some(size)]
             costs.setdefault(str(size), []).append(timed(lambda: complete(specs)) / size * 1e6)  # noqa: B023
             memory.setdefault(str(size), round(_resident(servers.children[-1].process.pid) / (1 << 20), 1))
-    return {size: round(statistics.median(each), 1) for size, each in costs.items()}, memory
+    return Scaling({size: round(statistics.median(each), 1) for size, each in costs.items()}, memory)
 
 
 def by_slots(counts: Sequence[int], jobs: int) -> dict[str, float]:
-    """Jobs per second with so many slots."""
+    """Return the jobs per second for each number of slots."""
     rates = {}
     for slots in counts:
         with fleet(slots):
@@ -79,7 +87,7 @@ def by_slots(counts: Sequence[int], jobs: int) -> dict[str, float]:
 
 
 def busy_cores(slots: int, jobs: int) -> dict[str, float]:
-    """Programs of 200 ms CPU each: ours in so many slots, against as many bare processes that do the same work."""
+    """Compare programs of 200 ms CPU time in so many slots with as many bare processes that do the same work."""
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass\n"
     ratios = []
     with fleet(slots):
@@ -93,7 +101,7 @@ def busy_cores(slots: int, jobs: int) -> dict[str, float]:
 
 
 def cpu_by_process(jobs: int, slots: int) -> dict[str, float]:
-    """CPU microseconds per job in each of the processes that have a part in it."""
+    """Return the CPU microseconds per job of each process that takes part."""
     with fleet(slots) as servers:
         complete([program.spec for program in some(500)])
         redis, worker = (child.process.pid for child in servers.children)
@@ -130,7 +138,7 @@ def _resident(pid: int) -> int:
 
 
 def _sandbox_cpu() -> float:
-    """CPU seconds of all containers there have been; on version 2 of cgroups, of those that are up."""
+    """Return the CPU seconds of all containers so far; on version 2 of cgroups, of the running ones."""
     together = Path("/sys/fs/cgroup/cpuacct/docker/cpuacct.usage")
     if together.exists():
         return int(together.read_text()) / 1e9
@@ -139,5 +147,5 @@ def _sandbox_cpu() -> float:
 
 
 def slots_here() -> int:
-    """As many as a worker would take."""
+    """Return the number of slots that a worker would have here."""
     return settings().slots

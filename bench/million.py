@@ -1,7 +1,7 @@
-"""How long everybody else waits: every operation of the running system, timed in a ledger of millions of rows.
+"""The time of every operation of the store in a database with millions of rows, for which other operations wait.
 
-The rows are made by bulk SQL, in a SQLite file and in a PostgreSQL of our own. An operation is one transaction or
-several; of each, the slowest statement counts and the whole, since that is what others wait for.
+The rows are made by bulk SQL, in a SQLite file and in a PostgreSQL server that is started for this. An operation is one
+transaction or several. For each transaction, its slowest statement and its total time are shown.
 """
 
 import argparse
@@ -19,22 +19,22 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, event, select, text
 
-from schemas import CaseResult, JobSpec, Metrics, Result, Verdict
-from schemas.database import Database, clock
-from schemas.fleet import Member
-from schemas.lease import Lease
-from schemas.rows import job_id, moment
-from schemas.store import PART, WHOLE, Store
+from evalpool.schemas import CaseResult, JobSpec, Metrics, Result, Verdict
+from evalpool.schemas.database import Database, clock
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.rows import job_id, moment
+from evalpool.schemas.store import PART, WHOLE, Store
 from tests.faults.servers import PostgresServer
 
 LIMIT_MS = 100.0
-"""No statement of the running system should take longer; submissions and what only people ask for may."""
+"""No statement may take longer, except in submissions and in queries that only people ask for."""
 PARTS = 50
-"""Parts of the cancellation of the largest batch that are timed."""
+"""How many parts of the cancellation of the largest batch are timed."""
 RARE = "rare:1"
-"""The image of the jobs that are first in the queue, and that most workers cannot run."""
+"""The image of the first jobs in the queue, which a worker without this image has to pass over."""
 DEFAULTS = {"fsync": "on", "full_page_writes": "on", "shared_buffers": "128MB"}
-"""PostgreSQL as it is installed."""
+"""The settings of PostgreSQL as it is installed. The tests use faster ones."""
 SPEC = JobSpec(code="def answer(n):\n    return n * n\n" * 10, check="assert answer(2) == 4\n" * 3).model_dump_json(
     exclude_defaults=True
 )
@@ -43,13 +43,13 @@ FUTURE = '{"code": "", "field_of_the_future": 1}'
 console = Console(stderr=True)
 
 
-class Enough(Exception):  # noqa: N818 - no error
-    """As many transactions as were wanted are over."""
+class Enough(Exception):  # noqa: N818 - it is not an error
+    """Ends an operation after the number of transactions that are timed."""
 
 
 @dataclass(frozen=True)
 class Transaction:
-    """How long it took, in milliseconds, from its beginning until it was committed, and its slowest statement."""
+    """The milliseconds of a transaction from its beginning to its commit, and those of its slowest statement."""
 
     ms: float
     statement_ms: float
@@ -57,11 +57,11 @@ class Transaction:
 
 
 class Timed(Database):
-    """A database that notes how long statements and transactions take."""
+    """A database that measures its statements and transactions."""
 
     def __init__(self, url: str) -> None:
         self.statements: list[tuple[float, str]] = []
-        """Of the transaction under way: milliseconds, and what it was."""
+        """The statements of the current transaction: milliseconds and SQL."""
         self.transactions: list[Transaction] = []
         self.most: int | None = None
         super().__init__(url)
@@ -96,7 +96,7 @@ class Timed(Database):
 
 
 class Ledger:
-    """One database with all those rows, and what is asked of it."""
+    """One database with all rows, and the operations that are timed in it."""
 
     def __init__(self, url: str, rows: int) -> None:
         self.database, self.rows = Timed(url), rows
@@ -107,11 +107,13 @@ class Ledger:
     # -- the rows ----------------------------------------------------------------------------------
 
     def build(self) -> None:
-        """Two batches of so many jobs, one waiting and one finished; thousands that run, are held, or are twins."""
+        """Create two large batches, one waiting and one finished, and thousands of jobs that run, are held, are twins
+        or belong to another fleet."""
         with self.database.write() as db:
             now = db.scalar(select(clock())) or 0.0
             image = f"CASE WHEN i < {self.rows // 10} THEN '{RARE}' ELSE 'a:1' END"
             self._jobs(db, "waiting", self.rows, now, image=image)
+            self._jobs(db, "private", self.rows // 10, now, fleet="'run-1'", rank="i - 1e6")  # ahead of all others
             self._jobs(db, "finished", self.rows, now, state="finished", digest="'d' || i", attempt=1)
             self._jobs(db, "running", 5000, now, state="running", attempt=1, worker="'w'", lease_until=now + 3600)
             self._jobs(db, "held", 5000, now, state="held", todo="'queueing'")
@@ -140,13 +142,14 @@ class Ledger:
         for number in range(50):
             self.store.report(_member(f"w{number}"))
         with self.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
-            # as the server does by itself sooner or later, but not while we measure
+            # the server does this by itself sooner or later, and must not do it during the measurement
             db.execute(text("VACUUM ANALYZE" if db.dialect.name == "postgresql" else "ANALYZE"))
             if db.dialect.name == "postgresql":
                 db.execute(text("CHECKPOINT"))
 
     def _jobs(self, db: Connection, batch: str, count: int, now: float, *, todo: str = "NULL", **columns: Any) -> None:
-        """So many rows, with these values or expressions over the place `i` where others are wanted than the usual."""
+        """Insert a batch with `count` jobs. `columns` are SQL expressions over the place `i` that replace the
+        defaults."""
         db.execute(
             text(f"INSERT INTO batches (id, total, created_at, todo) VALUES (:id, :total, :now, {todo})"),
             {"id": batch, "total": count, "now": now},
@@ -160,21 +163,21 @@ class Ledger:
         values = usual | columns
         numbers = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :count)"
         selected = f"SELECT {', '.join(map(str, values.values()))} FROM n"
-        if db.dialect.name == "postgresql":  # it takes the parameters of a SELECT for texts of no type
+        if db.dialect.name == "postgresql":  # it does not know the type of a parameter in a SELECT
             selected = selected.replace(":spec", "CAST(:spec AS text)")
             numbers = "WITH n(i) AS (SELECT generate_series(0, :count - 1))"
         names = ", ".join(values)
         db.execute(text(f"INSERT INTO jobs ({names}) {numbers} {selected}"), {"spec": SPEC, "count": count})
 
     def change(self, command: str, **values: Any) -> None:
-        """Something beside, which is not timed."""
+        """Run a statement that is not timed."""
         with self.database.engine.begin() as db:
             db.execute(text(command), values)
 
     # -- the times ---------------------------------------------------------------------------------
 
     def run(self, name: str, act: Callable[[], Any], *, excepted: bool = False) -> Any:
-        """Once more: note how long its transactions took."""
+        """Run an operation, and keep the times of its transactions under this name."""
         self.database.transactions.clear()
         given = None
         with suppress(Enough):
@@ -185,7 +188,7 @@ class Ledger:
         return given
 
     def measure(self) -> None:
-        """Everything, in an order in which nothing is in the way of what follows."""
+        """Time all operations, in an order in which none disturbs the next."""
         self._read()
         self._workers()
         self._leases()
@@ -280,7 +283,7 @@ class Ledger:
 
 
 def _id(batch: str, place: str) -> str:
-    """The SQL of `rows.job_id`."""
+    """`rows.job_id` as an SQL expression."""
     return f"'{batch}-' || substr(CAST(1000000 + {place} AS text), 2)"
 
 
@@ -298,7 +301,7 @@ def _result(lease: Lease) -> Result:
 
 
 def measured(kind: str, rows: int) -> Ledger:
-    """All of it, on one of the databases."""
+    """Build and measure one of the databases."""
     with tempfile.TemporaryDirectory(prefix="evalpool-million-") as place:
         server = None
         url = f"sqlite:///{Path(place) / 'ledger.db'}"
@@ -320,7 +323,7 @@ def measured(kind: str, rows: int) -> Ledger:
 
 
 def show(ledgers: dict[str, Ledger]) -> None:
-    """The table, and the statements that take too long."""
+    """Print the table, and the statements that take too long."""
     table = Table("milliseconds: p50 / max", box=ROUNDED, border_style="bright_black")
     for kind in ledgers:
         table.add_column(f"{kind}\nstatement", justify="right")
@@ -338,8 +341,10 @@ def show(ledgers: dict[str, Ledger]) -> None:
             cells.append(_cell([each.ms for each in found], False))
         table.add_row(name, *cells)
     Console(width=140).print(table)
-    print(f"The slowest statement of each transaction, and the transaction. Parts have {PART:,} jobs.")
-    fine = f"No statement took more than {LIMIT_MS:g} ms, but for submissions and what people ask for."
+    print(f"Times of the slowest statement of each transaction, and of the transaction. A part has {PART:,} jobs.")
+    fine = (
+        f"No statement took more than {LIMIT_MS:g} ms, except in submissions and in queries that only people ask for."
+    )
     print("\n".join(slow) or fine)
 
 
@@ -349,10 +354,10 @@ def _cell(times: list[float], over: bool) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the table."""
     options = argparse.ArgumentParser(prog="make million")
     options.add_argument("--rows", type=int, default=1_000_000, help="jobs in each of the two large batches")
-    options.add_argument("--database", choices=["sqlite", "postgresql"], help="one of them only")
+    options.add_argument("--database", choices=["sqlite", "postgresql"], help="measure only this database")
     chosen = options.parse_args()
     kinds = [chosen.database] if chosen.database else ["sqlite", "postgresql"]
     show({kind: measured(kind, chosen.rows) for kind in kinds})

@@ -1,15 +1,15 @@
-"""What every contestant runs: the reference solutions of HumanEval, each with its tests. All of them pass."""
+"""The programs of the benchmark: the reference solutions of HumanEval, each with its tests. All of them pass."""
 
 from dataclasses import dataclass
 from functools import cache
 
-from api.formats import humaneval
-from schemas import JobSpec, Limits
+from evalpool.api.formats import humaneval
+from evalpool.schemas import JobSpec, Limits
 
 
 @dataclass(frozen=True)
 class Program:
-    """One problem, in the forms that the contestants want."""
+    """One program, in the forms that the contestants need."""
 
     task_id: str
     spec: JobSpec
@@ -17,13 +17,13 @@ class Program:
 
     @property
     def script(self) -> str:
-        """As one file."""
+        """The program and its check as one file."""
         return f"{self.spec.code}\n{self.spec.check}\n"
 
 
 @cache
 def references() -> tuple[Program, ...]:
-    """All 164."""
+    """Return all 164 programs."""
     problems = humaneval.read_problems(humaneval.bundled()).values()
     return tuple(
         Program(
@@ -36,7 +36,7 @@ def references() -> tuple[Program, ...]:
 
 
 def some(count: int) -> list[Program]:
-    """So many of them, spread evenly over the set; over and over where there are more to be than there are."""
+    """Return so many programs, spread evenly over the set, or repeated if the set is smaller."""
     known = references()
     if count >= len(known):
         return [known[i % len(known)] for i in range(count)]

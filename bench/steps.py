@@ -1,30 +1,31 @@
-"""What each step of a job costs this machine's CPUs, taken one at a time, in microseconds per job."""
+"""Measures the CPU time of each step of a job by itself, in microseconds per job."""
 
 import asyncio
 import resource
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.contestants import fleet
 from bench.programs import some
-from schemas.database import Database
-from schemas.lease import Lease
-from schemas.result import Result
-from schemas.settings import settings
-from schemas.store import Store
-from worker import celery
-from worker.evaluation import finished, shape_of
-from worker.sandbox.docker import DockerSandbox
-from worker.sandbox.engine import Engine
-from worker.tools.judge import case_result
-from worker.tools.registry import TOOLS
+from evalpool.schemas.database import Database
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.result import Result
+from evalpool.schemas.settings import settings
+from evalpool.schemas.store import Store
+from evalpool.worker.evaluation import finished, shape_of
+from evalpool.worker.judge.judge import case_result
+from evalpool.worker.queue import publish
+from evalpool.worker.queue.celery import app
+from evalpool.worker.sandbox.docker import DockerBox
+from evalpool.worker.sandbox.engine import Engine
+from evalpool.worker.tools.registry import TOOLS
 
 CHUNK = 32
 
 
 def costs(jobs: int) -> dict[str, float]:
-    """The CPU time of this process in each step. What the sandbox itself uses is not in here."""
+    """Return the CPU time of this process in each step, without that of the sandbox."""
     with fleet(1, worker=False):
         store = Store(Database(settings().store_url))
         specs = [program.spec for program in some(jobs)]
@@ -36,9 +37,9 @@ def costs(jobs: int) -> dict[str, float]:
             found[name] = round((time.process_time() - start) / jobs * 1e6, 1)
             return given
 
-        client = celery.redis_client(settings().queue_url)
+        client = publish.redis_client(settings().queue_url)
         step("submit", lambda: store.add_batch("steps", specs, None, None))
-        step("wake", lambda: celery.wake(client, "steps"))
+        step("wake", lambda: publish.wake(client, "steps"))
         step("ack", _acknowledge)
         leases: list[Lease] = step("lease", lambda: _in_parts(lambda: store.claim(CHUNK, "bench", 600).leases))
         some_leases = leases[:200]
@@ -58,16 +59,23 @@ def _in_parts(take: Callable[[], list[Lease]]) -> list[Lease]:
 
 
 def _acknowledge() -> None:
-    """Every message there is."""
-    with celery.app.connection_for_read(settings().broker_url) as connection, connection.channel() as channel:
+    """Acknowledge all messages in the queue."""
+    with app.connection_for_read(settings().broker_url) as connection, connection.channel() as channel:
         while message := channel.basic_get("evalpool.normal"):
             channel.basic_ack(message.delivery_tag)
 
 
-async def _run(leases: list[Lease]) -> tuple[list[Result], float, float]:
-    """The worker's own part of running and of resetting."""
+class _Runs(NamedTuple):
+    results: list[Result]
+    run: float
+    """Microseconds per job."""
+    reset: float
+
+
+async def _run(leases: list[Lease]) -> _Runs:
+    """Measure the worker's own part of running and of resetting."""
     engine = Engine(settings().docker_timeout)
-    box = DockerSandbox(shape_of(leases[0].spec, settings().image), engine, settings=settings())
+    box = DockerBox(shape_of(leases[0].spec, settings().image), engine, settings=settings())
     await box.start()
     results, run, reset = [], 0.0, 0.0
 
@@ -90,7 +98,7 @@ async def _run(leases: list[Lease]) -> tuple[list[Result], float, float]:
         reset += seconds
     await box.close()
     engine.close()
-    return results, round(run / len(leases) * 1e6, 1), round(reset / len(leases) * 1e6, 1)
+    return _Runs(results, round(run / len(leases) * 1e6, 1), round(reset / len(leases) * 1e6, 1))
 
 
 def _of(lease: Lease, result: Result) -> Result:

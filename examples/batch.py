@@ -1,9 +1,10 @@
-"""Several samples of two problems, judged by cases, as they come in. Needs a Redis, and a worker: `evalpool worker`."""
+"""Evaluates several samples of two problems by cases, and prints results as they come. It needs a Redis and a worker:
+`evalpool worker`."""
 
 from rich.console import Console
 
-from api import reports, submit_batch
-from schemas import Case, JobSpec, Limits
+from evalpool import Case, JobSpec, Limits, submit_batch
+from evalpool.api.reports import summary
 
 ADD = (Case("1 2", "3"), Case("-5 5", "0"), Case("10000000000 1", "10000000001"))
 SORT = (Case("3 1 2", "1 2 3"), Case("7", "7"))
@@ -24,4 +25,4 @@ jobs = [
 batch = submit_batch(jobs, name="two problems")
 for result in batch.as_completed(timeout=120):
     print(f"{result.task_id:5} {result.verdict:15} {result.detail}")
-Console().print(reports.render(batch.report(k=(1, 2, 3))))
+Console().print(summary.render(batch.report(k=(1, 2, 3))))

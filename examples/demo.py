@@ -1,6 +1,8 @@
-"""What `make demo` runs: the reference solutions of HumanEval, which must all pass, and some wrong, slow, greedy and
-crashing programs, which must each fail in their own way. Brings up its own Redis and worker if none are configured."""
+"""Runs the reference solutions of HumanEval, which must all pass, and some wrong, slow, greedy and crashing programs,
+each of which must fail with its own verdict. `make demo` runs it. Without a configured Redis, it starts a private one
+and a worker."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,33 +11,42 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from api import BatchHandle, formats, reports, submit_batch
-from api.display import Display
-from api.embedded import embedded
-from api.formats import humaneval
-from api.runs import follow
-from schemas import EvalpoolError, JobSpec, Limits, Verdict
-from schemas.settings import settings
+from evalpool.api import BatchHandle, formats, submit_batch
+from evalpool.api.formats import humaneval
+from evalpool.api.reports import summary
+from evalpool.api.runs import evaluate, export
+from evalpool.schemas import EvalpoolError, JobSpec, Limits, Verdict
+from evalpool.schemas.privacy import private_folder
+from evalpool.schemas.settings import settings
 
 BAD_SAMPLES = Path(__file__).parent / "bad_samples.jsonl"
+NEXT = """\
+
+The whole report, with every program that failed: {page}
+
+What to try next:
+- Evaluate a file of samples or jobs: {bin}/evalpool run examples/bad_samples.jsonl --out results
+- Show this report again: {bin}/evalpool report {batch}
+- Submit from Python: {bin}/python examples/quickstart.py, while {bin}/evalpool worker runs in another terminal
+- Read on in README.md and docs/."""
 
 
 def reference_solutions() -> list[JobSpec]:
-    """One sample for each of the 164 problems: the right one."""
+    """Return the reference solutions of all 164 problems as jobs."""
     problems = humaneval.read_problems(humaneval.bundled()).values()
     return [humaneval.job(problem, problem["canonical_solution"], 0, Limits()) for problem in problems]
 
 
 def bad_samples() -> list[JobSpec]:
-    """Programs that fail, each with the verdict it should get as a label."""
+    """Return programs that fail, each with its expected verdict as a label."""
     with formats.read(str(BAD_SAMPLES), "native") as data:
         return list(data.jobs())
 
 
 def show(batch: BatchHandle) -> bool:
-    """Print the report and what was expected; whether all verdicts are as they should be."""
+    """Print the report and the expected verdicts. Returns whether all verdicts are as expected."""
     console = Console()
-    console.print(reports.render(batch.report(k=(1,))))
+    console.print(summary.render(batch.report(k=(1,))))
     table = Table("bad sample", "expected", "got", "what happened", box=ROUNDED, border_style="bright_black")
     surprises = []
     for result in batch.stream():
@@ -51,17 +62,24 @@ def show(batch: BatchHandle) -> bool:
     return not surprises
 
 
+def farewell(batch: BatchHandle) -> None:
+    """Write the report as a page, and print where it is and what to try next."""
+    folder = settings().state_dir / "demo"
+    private_folder(folder)
+    export(batch, batch.report(k=(1,)), folder)
+    print(NEXT.format(page=folder / "report.html", bin=os.path.relpath(Path(sys.executable).parent), batch=batch.id))
+
+
 def main() -> int:
-    """Run the demo; its exit code."""
+    """Run the demo and return its exit code."""
     good, bad = reference_solutions(), bad_samples()
     print(f"evaluating {len(good)} HumanEval reference solutions and {len(bad)} bad samples", file=sys.stderr)
-    with embedded(settings()) as servers:
-        batch = submit_batch(good + bad, name="demo")
-        follow(batch, servers, Display(), resumes=False)
+    batch = evaluate(lambda _: submit_batch(good + bad, name="demo"), settings(), resumes=False)
     if not show(batch):
-        print("demo: FAILED: the verdicts above are not what they should be", file=sys.stderr)
+        print("demo: FAILED: the verdicts above are not as expected", file=sys.stderr)
         return 1
-    print(f"All {len(good)} reference solutions passed, and all {len(bad)} bad samples failed as they should.")
+    print(f"All {len(good)} reference solutions passed, and all {len(bad)} bad samples failed as expected.")
+    farewell(batch)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""One program, one verdict. Needs a Redis, and a worker: `evalpool worker`."""
+"""Runs one program and prints its verdict. It needs a Redis and a worker: `evalpool worker`."""
 
-from api import submit_job
+from evalpool import submit_job
 
 job = submit_job(code="print(sum(map(int, input().split())))", stdin="19 23")
 result = job.result(timeout=60)

@@ -1,10 +1,10 @@
-"""A tool of your own, which a model can call: `python examples/tool.py` tries it."""
+"""Defines a tool that a model can call, and calls it once: `python examples/tool.py`."""
 
 import asyncio
 
 from pydantic import BaseModel
 
-from api.sandbox import DockerSandboxConfig, Sandbox, SandboxFactory, SandboxType, Tool, register_tool
+from evalpool.sandbox import DockerSandboxConfig, Sandbox, SandboxFactory, SandboxType, Tool, register_tool
 
 
 @register_tool("word_count")
@@ -20,7 +20,7 @@ class WordCount(Tool):
 
 
 async def main() -> None:
-    """Once."""
+    """Call the tool once, in a sandbox of its own."""
     config = DockerSandboxConfig(tools_config=["word_count"])
     async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
         print(sandbox.get_available_tools()["word_count"]["function"])

@@ -1,8 +1,15 @@
-"""The words of evalpool, then its rows. Imports nothing of ours."""
+"""The values that evalpool speaks about (jobs, limits, verdicts, results), its settings and errors, and the database.
+This package imports nothing else of evalpool."""
 
-from schemas.batch import Batch, Progress
-from schemas.errors import (
+if __name__ == "schemas":
+    from evalpool.doors import open_door
+
+    open_door(__name__)
+
+from evalpool.schemas.batch import Batch, Progress
+from evalpool.schemas.errors import (
     BatchNotFound,
+    DatabaseUnavailable,
     EvalpoolError,
     IdempotencyConflict,
     InvalidJob,
@@ -12,18 +19,19 @@ from schemas.errors import (
     SchemaMismatch,
     SetupError,
 )
-from schemas.job import Case, JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import CaseResult, Metrics, Result
-from schemas.settings import Settings
-from schemas.verdict import Priority, State, Verdict
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import CaseResult, Metrics, Result
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.verdict import Priority, State, Verdict
 
 __all__ = [
     "Batch",
     "BatchNotFound",
     "Case",
     "CaseResult",
+    "DatabaseUnavailable",
     "EvalpoolError",
     "IdempotencyConflict",
     "InvalidJob",

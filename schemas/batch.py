@@ -1,11 +1,11 @@
-"""Jobs submitted together, and how far they have come."""
+"""A batch, that is, jobs submitted together, and its progress."""
 
 from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.verdict import Verdict
+from evalpool.schemas.verdict import Verdict
 
 
 class Progress(BaseModel):
@@ -14,15 +14,21 @@ class Progress(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     total: int
+    """All jobs of the batch."""
     queued: int = 0
+    """Jobs that wait, including those that a worker has claimed in advance."""
     running: int = 0
+    """Jobs in a slot of a worker. No worker counts with more jobs than it has slots."""
     finished: int = 0
+    """Jobs that have a result and were not cancelled."""
     cancelled: int = 0
+    """Jobs that were cancelled."""
     verdicts: dict[Verdict, int] = {}
+    """How many jobs got which verdict."""
 
     @property
     def done(self) -> int:
-        """Jobs with a final state."""
+        """How many jobs have a final state."""
         return self.finished + self.cancelled
 
     @property
@@ -32,15 +38,21 @@ class Progress(BaseModel):
 
 
 class Batch(BaseModel):
-    """The row of a batch."""
+    """What is known about a batch itself."""
 
     model_config = ConfigDict(frozen=True)
 
     id: str
+    """The id of the batch."""
     name: str | None
+    """The name that the submitter gave it."""
     idempotency_key: str | None
+    """The key under which a repeated submission finds this batch."""
     total: int
+    """How many jobs the batch has."""
     created_at: datetime
+    """When it was submitted."""
     cancelled: bool
+    """Whether it was cancelled."""
     about: dict[str, Any] = {}
-    """How it was made: format, options, number of problems."""
+    """How the batch was made: format, options, number of problems."""

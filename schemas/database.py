@@ -1,4 +1,4 @@
-"""The engine, its clock, and the schema's version."""
+"""The database: its engine, its clock, and the version of its schema."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,18 +10,31 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, Float, create_engine, event, inspect, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Float,
+    bindparam,
+    column,
+    create_engine,
+    event,
+    func,
+    inspect,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from schemas.errors import SchemaMismatch, SetupError
-from schemas.privacy import private_database
+from evalpool.schemas.errors import SchemaMismatch, SetupError
+from evalpool.schemas.privacy import private_database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x65766C70
-"""Advisory lock of PostgreSQL under which one process at a time migrates."""
+"""The advisory lock of PostgreSQL under which one process at a time migrates."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OFFSETS = Path("/proc/self/timens_offsets")
 
@@ -51,24 +64,26 @@ class Database:
     """A connection pool to one database whose schema is known to be ours."""
 
     def __init__(self, url: str, *, upgrade: bool = False) -> None:
-        """Open it. An empty database gets our tables. A database of an older version is refused unless `upgrade` is
-        set, since workers of that version may still use it."""
+        """Open a database. An empty one gets our tables. A database of an older version is upgraded if `upgrade` is
+        set, and refused otherwise, since workers of that version may still use it. Raises `SetupError` and
+        `SchemaMismatch`."""
         self.url = make_url(url)
         self.engine = _sqlite(url) if self.url.get_backend_name() == "sqlite" else _postgresql(url)
         self.upgraded_from = self._migrate(upgrade)
-        """The schema it had before it was upgraded; `None` if it was up to date."""
+        """The schema before the upgrade; `None` if the database was up to date."""
         if self.engine.dialect.name == "sqlite":
             self._set_clock()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A transaction that only reads."""
+        """Open a transaction that only reads."""
         with self.engine.connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that writes: it holds SQLite's write lock from the start, since upgrading later can fail."""
+        """Open a transaction that writes. It holds SQLite's write lock from the start, since getting the lock later can
+        fail."""
         with self.engine.connect().execution_options(evalpool_write=True) as connection, connection.begin():
             yield connection
 
@@ -82,18 +97,26 @@ class Database:
         head = script.get_current_head()
         name = self.url.render_as_string()
         try:
-            with self.read() as connection:
+            with self.engine.connect() as connection:
                 found = _revision(connection)
+        except OperationalError as error:
+            self.close()
+            raise SetupError(
+                f"the database {name} does not answer: {cause(error)}; start it, or correct EVALPOOL_DATABASE_URL"
+            ) from error
         except Exception as error:
             self.close()
-            raise SetupError(f"the database {name} does not answer: {error}") from error
+            raise SetupError(
+                f"{name} cannot be used as the database of evalpool: {cause(error)}; set EVALPOOL_DATABASE_URL to "
+                "another one"
+            ) from error
         if found == head:
             return None
         if found is not None and found not in {revision.revision for revision in script.walk_revisions()}:
             self.close()
             raise SchemaMismatch(
                 f"the database {name} has schema {found}, which this version of evalpool (schema {head}) does not "
-                "know: upgrade evalpool, or name another EVALPOOL_DATABASE_URL"
+                "know: upgrade evalpool, or set EVALPOOL_DATABASE_URL to another database"
             )
         if found is not None and not upgrade:
             self.close()
@@ -109,7 +132,7 @@ class Database:
                 connection.execute(text("SET LOCAL lock_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             config = Config()
-            config.set_main_option("script_location", str(MIGRATIONS))
+            config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))  # as in any such file
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
         return found or "none"
@@ -121,7 +144,7 @@ class Database:
             if connection.execute(known).first():
                 return
         with self.write() as connection:
-            if connection.execute(known).first():  # somebody else was faster
+            if connection.execute(known).first():  # another process was faster
                 return
             add = "INSERT INTO clocks (id, boot_id, start) SELECT count(*) + 1, boot_id(), :start FROM clocks"
             connection.execute(text(add), {"start": time.time() - since_boot()})
@@ -137,19 +160,34 @@ _CORRECTIONS = (
     "UPDATE batches SET created_at = {now} WHERE todo IS NOT NULL AND created_at > {now}",
     "DELETE FROM workers WHERE seen_at > {now}",
 )
-"""For a clock that is behind the one of the boot before, because the machine's clock was wrong then or is wrong now.
-Times in the future are cut to what they can be at most, so that nothing waits for the difference. Live workers renew
-their leases every second and are not affected. 15 s is the default of `EVALPOOL_LEASE_SECONDS`."""
+"""Corrections for a clock that is behind that of the boot before, because the machine's clock was wrong then or is
+wrong now. Times in the future are reduced to the largest possible value, so that nothing waits for the difference. Live
+workers renew their leases every second and are not affected. 15 s is the default of `EVALPOOL_LEASE_SECONDS`."""
 
 
 def upsert(connection: Connection, table: Any) -> Any:
-    """An INSERT that can be told what to do about rows that are there already."""
+    """An INSERT of the database's own dialect, which can be told what to do about rows that exist already."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
+def insert_new(connection: Connection, table: Any, rows: Sequence[Mapping[str, Any]], returned: Any) -> set[Any]:
+    """Insert rows, all with the same keys, and skip those that exist. Returns this column of the rows inserted."""
+    if connection.dialect.name != "postgresql":
+        add = sqlite.insert(table).on_conflict_do_nothing().returning(returned)
+        return set(connection.scalars(add, list(rows)))
+    # One array for each column: PostgreSQL and its driver need more time for thousands of single parameters than for
+    # the rows themselves.
+    columns = [table.c[name] for name in rows[0]]
+    arrays = [bindparam(each.name, type_=postgresql.ARRAY(each.type)) for each in columns]
+    given = func.unnest(*arrays).table_valued(*(column(each.name, each.type) for each in columns))
+    given = given.render_derived()
+    add = postgresql.insert(table).from_select(columns, select(*given.c)).on_conflict_do_nothing().returning(returned)
+    return set(connection.scalars(add, {name: [row[name] for row in rows] for name in rows[0]}))
+
+
 def insert_many(connection: Connection, statement: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, all with the same keys, as the driver itself would: SQLAlchemy's care for each of them costs as much
-    as the database does."""
+    """Insert rows, all with the same keys, directly through the driver. SQLAlchemy's processing of each row costs as
+    much time as the database itself."""
     names = list(rows[0])
     compiled = statement.compile(dialect=connection.dialect, column_keys=names)
     if compiled.positional:
@@ -159,6 +197,12 @@ def insert_many(connection: Connection, statement: Any, rows: Sequence[Mapping[s
         connection.exec_driver_sql(str(compiled), [dict(row) for row in rows])
 
 
+def cause(error: BaseException) -> str:
+    """The first line of the database's own error message, without the statement."""
+    error = getattr(error, "orig", None) or error
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
+
+
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table("alembic_version"):
         return None
@@ -166,19 +210,19 @@ def _revision(connection: Connection) -> str | None:
 
 
 def since_boot() -> float:
-    """Seconds since this machine was started. They are the same for every process, and nobody can set them."""
+    """Seconds since this machine was started. All processes see the same value, and nobody can set it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """Names the clock that `since_boot` reads. A container can have a boot id, or an offset, of its own."""
+    """The name of the clock that `since_boot` reads. A container can have its own boot id or its own offset."""
     try:
         booted = BOOT_ID.read_text().strip()
-    except OSError:  # not Linux: the hour of the boot is precise enough
+    except OSError:  # not Linux; the hour of the boot is precise enough
         return str(round((time.time() - since_boot()) / 3600))
     try:
         offsets = dict(line.split(maxsplit=1) for line in OFFSETS.read_text().splitlines())
-    except (OSError, ValueError):  # a kernel without namespaces of time
+    except (OSError, ValueError):  # a kernel without time namespaces
         offsets = {}
     moved = " ".join(offsets.get("boottime", "0 0").split())
     return booted if moved == "0 0" else f"{booted} {moved}"
@@ -193,7 +237,7 @@ def _sqlite(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _connect(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.isolation_level = None  # `_begin` sends BEGIN instead of the driver
         connection.create_function("since_boot", 0, since_boot)
         connection.create_function("boot_id", 0, lambda: booted, deterministic=True)
         for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
@@ -208,8 +252,8 @@ def _sqlite(url: str) -> Engine:
 
 
 def _postgresql(url: str) -> Engine:
-    # A dead server or a forgotten lock must surface as an error that is retried, not as a hang; and who is cut off in
-    # the middle of a transaction must not keep its rows from the others.
+    # A dead server or a forgotten lock must cause an error, which is retried, and not a hang. A client that is cut off
+    # in the middle of a transaction must not keep its rows locked.
     options = (
         "-c statement_timeout=120000 -c lock_timeout=30000 -c idle_in_transaction_session_timeout=10000 "
         "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"

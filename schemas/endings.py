@@ -1,28 +1,20 @@
-"""How jobs end. The transaction that moves a job to a final state also writes its result, so that every job gets just
-one. It also updates the counts of the batch, and ends the twins that wait for this result."""
+"""How jobs end. The transaction that moves a job to a final state also writes its result, so that every job gets
+exactly one. It also updates the counts of the batch, and ends the twins (identical jobs) that wait for this result."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, insert, literal, null, select, update
-from sqlmodel import SQLModel
 
-from schemas import rows, twins
-from schemas.database import clock, upsert
-from schemas.result import Result
-from schemas.tables import FINAL_STATE, HELD, TWIN, ResultRow
-from schemas.verdict import State, Verdict
+from evalpool.schemas import dedup, rows
+from evalpool.schemas.database import clock, insert_new, upsert
+from evalpool.schemas.result import Result
+from evalpool.schemas.tables import CASES, JOBS, RESULTS, TALLIES, ResultRow
+from evalpool.schemas.verdict import FINAL, OPEN, State, Verdict
 
-OPEN = (State.QUEUED, State.RUNNING, TWIN, HELD)
-"""The states of jobs that have no result yet."""
-WAITING = (State.QUEUED, TWIN, HELD)
-"""The states of jobs that have no result yet and are not running."""
-
-_jobs = SQLModel.metadata.tables["jobs"]
-_results = SQLModel.metadata.tables["results"]
-_cases = SQLModel.metadata.tables["cases"]
-_tallies = SQLModel.metadata.tables["tallies"]
+CANCELLED_WAITING, CANCELLED_RUNNING = "the job was cancelled before it ran", "the job was cancelled while it ran"
+"""The `detail` of cancelled jobs."""
 
 _BLANK = ResultRow(job_id="", batch_id="", verdict="", finished_at=0, size=0).model_dump()
 
@@ -31,34 +23,34 @@ def record(db: Connection, results: Sequence[Result], writer: str) -> set[str]:
     """Store the results of jobs that have none yet. Returns the jobs that got a result, their twins included."""
     by_id = {result.job_id: result for result in reversed(results)}  # the first one of a job wins
     locked = lock(db, by_id.keys(), OPEN)
-    for state in (State.FINISHED, State.CANCELLED):
-        ended = [job_id for job_id in locked if FINAL_STATE[by_id[job_id].verdict] is state]
+    for state in FINAL:
+        ended = [job_id for job_id in locked if State.after(by_id[job_id].verdict) is state]
         if ended:
-            db.execute(update(_jobs).where(_jobs.c.id.in_(ended)).values(state=state, lease_until=null()))
+            db.execute(update(JOBS).where(JOBS.c.id.in_(ended)).values(state=state, lease_until=null()))
     new = _insert(db, [rows.result_row(by_id[job_id]) for job_id in locked], writer)
     cases = [row for job_id in locked if job_id in new for row in rows.case_rows(by_id[job_id])]
     if cases:
-        db.execute(insert(_cases), cases)
+        db.execute(insert(CASES), cases)
     return new | share(db, new, writer)
 
 
 def end(db: Connection, which: Any, verdict: Verdict, detail: str, writer: str = "") -> set[str]:
     """Give these jobs a result without running them. Returns the jobs that got one, their twins included."""
     ended = db.scalars(
-        update(_jobs)
-        .where(which, _jobs.c.state.in_(OPEN))
-        .values(state=FINAL_STATE[verdict], lease_until=null())
-        .returning(_jobs.c.id)
+        update(JOBS)
+        .where(which, JOBS.c.state.in_(OPEN))
+        .values(state=State.after(verdict), lease_until=null())
+        .returning(JOBS.c.id)
     ).all()
-    # By the database itself: thousands of rows that are all alike but for a few columns take long to send.
-    own = {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "attempt": _jobs.c.attempt, "finished_at": clock()}
+    # The database makes these rows itself: sending thousands of rows that differ in a few columns takes long.
+    own = {"job_id": JOBS.c.id, "batch_id": JOBS.c.batch_id, "attempt": JOBS.c.attempt, "finished_at": clock()}
     blank = _BLANK | {"verdict": verdict.value, "detail": detail}
-    columns = [own.get(column.name, literal(blank[column.name], column.type)) for column in _results.c]
+    columns = [own.get(column.name, literal(blank[column.name], column.type)) for column in RESULTS.c]
     new: set[str] = set()
     for part in rows.parts(ended):
-        alike = select(*columns).where(_jobs.c.id.in_(part))
-        add = upsert(db, _results).from_select(list(_results.c.keys()), alike).on_conflict_do_nothing()
-        stored = db.execute(add.returning(_results.c.job_id, _results.c.batch_id)).all()
+        alike = select(*columns).where(JOBS.c.id.in_(part))
+        add = upsert(db, RESULTS).from_select(list(RESULTS.c.keys()), alike).on_conflict_do_nothing()
+        stored = db.execute(add.returning(RESULTS.c.job_id, RESULTS.c.batch_id)).all()
         tally(db, Counter((row.batch_id, verdict.value) for row in stored), writer)
         new |= {row.job_id for row in stored}
     return new | share(db, new, writer)
@@ -69,14 +61,14 @@ def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str
     queue one of its twins instead. Returns the jobs that got a result."""
     served: set[str] = set()
     while leaders:
-        waited_for = db.scalars(select(_jobs.c.twin_of).where(twins.of(leaders)).distinct()).all()
+        waited_for = db.scalars(select(JOBS.c.twin_of).where(dedup.of(leaders)).distinct()).all()
         if not waited_for:
             break
-        given = select(_results.c.job_id, _results.c.verdict).where(_results.c.job_id.in_(waited_for))
+        given = select(RESULTS.c.job_id, RESULTS.c.verdict).where(RESULTS.c.job_id.in_(waited_for))
         verdicts = {row.job_id: Verdict(row.verdict) for row in db.execute(given)}
         scored = [leader for leader, verdict in verdicts.items() if verdict.scored]
         for failed in sorted(verdicts.keys() - set(scored)):
-            twins.promote(db, failed)
+            dedup.promote(db, failed)
         # A twin can have twins of its own: two processes that feed one stream do not know each other's leaders.
         leaders = _copy(db, scored, verdicts, writer) if scored else set()
         served |= leaders
@@ -86,17 +78,17 @@ def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str
 def lock(db: Connection, job_ids: Iterable[str], states: Collection[str]) -> list[str]:
     """Lock those of these jobs that are in one of the states, and return their ids. All writers lock rows in the order
     of their ids, so that they cannot deadlock."""
-    rows_of = select(_jobs.c.id).where(_jobs.c.id.in_(job_ids), _jobs.c.state.in_(states))
-    return list(db.scalars(rows_of.order_by(_jobs.c.id).with_for_update()))
+    rows_of = select(JOBS.c.id).where(JOBS.c.id.in_(job_ids), JOBS.c.state.in_(states))
+    return list(db.scalars(rows_of.order_by(JOBS.c.id).with_for_update()))
 
 
 def tally(db: Connection, counts: Counter[tuple[str, str]], writer: str) -> None:
-    """Add these numbers, by batch id and verdict, to the counts of batches."""
+    """Add these numbers, by batch id and verdict, to the counts of the batches."""
     if not counts:
         return
-    add = upsert(db, _tallies)
+    add = upsert(db, TALLIES)
     add = add.on_conflict_do_update(
-        index_elements=["batch_id", "verdict", "writer"], set_={"count": _tallies.c.count + add.excluded.count}
+        index_elements=["batch_id", "verdict", "writer"], set_={"count": TALLIES.c.count + add.excluded.count}
     )
     db.execute(
         add,
@@ -108,10 +100,11 @@ def tally(db: Connection, counts: Counter[tuple[str, str]], writer: str) -> None
 
 
 def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> set[str]:
-    """Store rows of results, and count them. A result that exists already stays as it is."""
+    """Store rows of results, and count them. A result that exists already stays as it is. Returns the ids of the jobs
+    whose result is new."""
     if not results:
         return set()
-    new = set(db.scalars(upsert(db, _results).on_conflict_do_nothing().returning(_results.c.job_id), list(results)))
+    new = insert_new(db, RESULTS, results, RESULTS.c.job_id)
     tally(db, Counter((row["batch_id"], row["verdict"]) for row in results if row["job_id"] in new), writer)
     return new
 
@@ -119,22 +112,22 @@ def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> s
 def _copy(db: Connection, leaders: Sequence[str], verdicts: dict[str, Verdict], writer: str) -> set[str]:
     """Finish the twins of these leaders with copies of their results. Returns the ids of the twins."""
     done = db.execute(
-        update(_jobs)
-        .where(twins.of(leaders))
+        update(JOBS)
+        .where(dedup.of(leaders))
         .values(state=State.FINISHED)
-        .returning(_jobs.c.id, _jobs.c.batch_id, _jobs.c.twin_of)
+        .returning(JOBS.c.id, JOBS.c.batch_id, JOBS.c.twin_of)
     ).all()
     ids = [row.id for row in done]
-    own = {"job_id": _jobs.c.id, "batch_id": _jobs.c.batch_id, "finished_at": clock()}
+    own = {"job_id": JOBS.c.id, "batch_id": JOBS.c.batch_id, "finished_at": clock()}
     for part in rows.parts(ids):
-        _copy_rows(db, _results, part, **own, shared_with=_results.c.job_id)
-        _copy_rows(db, _cases, part, job_id=_jobs.c.id)
+        _copy_rows(db, RESULTS, part, **own, shared_with=RESULTS.c.job_id)
+        _copy_rows(db, CASES, part, job_id=JOBS.c.id)
     tally(db, Counter((row.batch_id, verdicts[row.twin_of].value) for row in done), writer)
     return set(ids)
 
 
 def _copy_rows(db: Connection, table: Any, job_ids: Sequence[str], **own: Any) -> None:
-    """Copy the rows of their leaders for each of these jobs."""
+    """Copy the rows that the leaders of these jobs have in this table."""
     columns = {column.name: own.get(column.name, column) for column in table.c}
-    copies = select(*columns.values()).where(_jobs.c.id.in_(job_ids), table.c.job_id == _jobs.c.twin_of)
+    copies = select(*columns.values()).where(JOBS.c.id.in_(job_ids), table.c.job_id == JOBS.c.twin_of)
     db.execute(upsert(db, table).from_select(list(columns), copies).on_conflict_do_nothing())

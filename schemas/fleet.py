@@ -1,4 +1,4 @@
-"""What live workers report about themselves: which images they have, and how they run programs."""
+"""The live workers, as they report themselves: their fleet, their images, and how they run programs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,11 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas import images
-from schemas.settings import Settings
-from schemas.version import version
-
-DEFAULTS = ("image", "code_image", "notebook_image")
+from evalpool.schemas import images
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.version import version
 
 
 class Member(BaseModel):
@@ -19,47 +17,55 @@ class Member(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     name: str
+    fleet: str = ""
+    """The name of the fleet whose jobs the worker claims; empty unless `EVALPOOL_FLEET` is set."""
     version: str = ""
     images: dict[str, str] = {}
-    """Name → digest, of every image on its machine."""
+    """Name → digest of every image on the machine."""
     digests: tuple[str, ...] = ()
-    """The digests of all images on its machine, including images without a name."""
+    """The digests of all images on the machine, including images without a name."""
     defaults: dict[str, str] = {}
-    """Name of a setting → its default image, for jobs that name no image."""
+    """Name of a setting → its image, for jobs that name no image."""
+    slots: int | None = None
+    """How many jobs the worker runs at a time; `None` from workers of older versions."""
     profile: str = ""
-    """How it runs programs: everything else that its results depend on."""
+    """How the worker runs programs: what its results depend on besides the image and the version."""
 
     @classmethod
     def of(cls, settings: Settings, names: dict[str, str], digests: Iterable[str]) -> "Member":
-        """A worker with these settings, on a machine with these images."""
+        """The worker with these settings on a machine with these images."""
         return cls(
             name=settings.worker_name,
+            fleet=settings.fleet or "",
+            slots=settings.slots,
             version=version(),
             images=names,
             digests=tuple(sorted(digests)),
-            defaults={name: getattr(settings, name) for name in DEFAULTS},
+            defaults={name: getattr(settings, name) for name in images.DEFAULTS.values()},
             profile=profile(settings),
         )
 
 
 class Fleet(BaseModel):
-    """All live workers of one database."""
+    """The live workers of one database that claim the same jobs."""
 
     model_config = ConfigDict(frozen=True)
 
     members: tuple[Member, ...] = ()
 
     def settings(self, own: Settings) -> Settings:
-        """These settings, with the default images that all workers agree on. Images that are set here stay."""
+        """Return these settings with the default images that all workers agree on. Images that are set explicitly
+        stay."""
         agreed: dict[str, Any] = {}
-        for name in DEFAULTS:
+        for name in images.DEFAULTS.values():
             values = {member.defaults[name] for member in self.members if name in member.defaults}
             if len(values) == 1 and name not in own.model_fields_set:
                 agreed |= {name: values.pop()}
         return own.model_copy(update=agreed) if agreed else own
 
     def pin(self, name: str) -> str:
-        """This name with the digest that most workers have for it, or the name alone if no worker has the image."""
+        """Return the image of this name with the digest that most workers have for it, or the name alone if no worker
+        has it."""
         found = Counter(digest for member in self.members if (digest := resolve(name, member.images)))
         return images.pinned(name, found.most_common(1)[0][0] if found else None)
 
@@ -81,7 +87,7 @@ def profile(settings: Settings) -> str:
 
 
 def resolve(name: str, known: dict[str, str]) -> str | None:
-    """The digest of the image with this name. The name may lack a tag, or be the digest itself."""
+    """The digest of the image with this name, or `None`. The name may lack a tag, or be the digest itself."""
     last = name.rpartition("/")[2]
     tagged = name if ":" in last or "@" in last else f"{name}:latest"
     return known.get(tagged) or (name if name in known.values() else None)

@@ -1,12 +1,23 @@
-"""Which image a job runs in. It is decided when the job is submitted, and written as `NAME` or `NAME DIGEST`.
+"""Which image a job runs in, and what its result depends on besides the job. Both are decided here and nowhere else.
 
-A name such as `evalpool/python:3.11` can be given to another image at any time; a digest cannot. A space separates the
-two, since the name of an image cannot contain one.
+The image is decided when the job is submitted, and written as `NAME` or `NAME DIGEST`. A name such as
+`evalpool/python:3.11` can be given to another image at any time; a digest cannot. A space separates the two, since the
+name of an image cannot contain one.
 """
 
-from schemas.job import JobSpec
-from schemas.settings import Settings
-from schemas.version import version
+from collections.abc import Collection
+
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.version import version
+
+DEFAULTS = {"python": "image", "code": "code_image", "notebook": "notebook_image"}
+"""Recipe of evalpool → the setting that names the image for jobs of its kind that name none."""
+
+
+def defaults(settings: Settings) -> dict[str, str]:
+    """Recipe → the name of the image that the settings choose for jobs of its kind."""
+    return {recipe: getattr(settings, setting) for recipe, setting in DEFAULTS.items()}
 
 
 def wanted(spec: JobSpec, settings: Settings) -> str:
@@ -18,8 +29,16 @@ def wanted(spec: JobSpec, settings: Settings) -> str:
     return settings.image if spec.runs in ("python", "bash") else settings.code_image
 
 
+def suited(tools: Collection[str], settings: Settings) -> str:
+    """The name of the image that the settings choose for a sandbox with all of these tools. The image with the
+    compilers goes before that for notebooks: it runs cells, too, although without plots."""
+    if "multi_code_executor" in tools:
+        return settings.code_image
+    return settings.notebook_image if "notebook_executor" in tools else settings.image
+
+
 def pinned(name: str, digest: str | None) -> str:
-    """The image of this name with this digest; without one, the name alone."""
+    """The image with this name and digest; the name alone if there is no digest."""
     return f"{name} {digest}" if digest else name
 
 
@@ -34,7 +53,7 @@ def digest_of(image: str) -> str | None:
 
 
 def exact(image: str) -> str:
-    """What to ask Docker for: the digest, or the name if the image is not pinned."""
+    """The reference to pass to Docker: the digest, or the name if the image is not pinned."""
     return image.rpartition(" ")[2]
 
 

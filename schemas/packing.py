@@ -1,4 +1,4 @@
-"""Compresses long texts in the database, since outputs of programs are mostly repetitive."""
+"""The compression of long texts in the database, since most outputs of programs are repetitive."""
 
 import base64
 import binascii
@@ -12,6 +12,9 @@ LONG = 4096
 """Texts of at least this many characters are compressed."""
 MARK = "\x01z:"
 """The beginning of a compressed text."""
+PIECE = 3 << 19
+"""Characters or bytes that are encoded in one step, during which no other thread runs. The number is divisible by three
+because base64 encodes three bytes at a time. Much smaller pieces would fragment the heap."""
 
 
 class Packed(TypeDecorator[str]):
@@ -34,12 +37,20 @@ def pack(text: str) -> str:
     marked = text.startswith(MARK)
     if len(text) < LONG and not marked:
         return text
-    packed = MARK + base64.b64encode(zlib.compress(text.encode(), 1)).decode()
-    return packed if marked or len(packed) < len(text) else text
+    compressor, size, pieces = zlib.compressobj(1), 0, []
+    for start in range(0, len(text), PIECE):
+        piece = text[start : start + PIECE].encode()
+        size += len(piece)
+        pieces.append(compressor.compress(piece))
+    data = b"".join([*pieces, compressor.flush()])
+    if not marked and 4 * len(data) > 3 * size:  # as base64 it would be longer than the text
+        return text
+    encoded = (base64.b64encode(data[start : start + PIECE]).decode() for start in range(0, len(data), PIECE))
+    return "".join([MARK, *encoded])
 
 
 def unpack(stored: str) -> str:
-    """The text that was packed."""
+    """The text that `pack` was given."""
     if not stored.startswith(MARK):
         return stored
     try:

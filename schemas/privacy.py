@@ -4,14 +4,20 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.errors import SetupError
+from evalpool.schemas.errors import SetupError
 
 
 def private_folder(path: Path) -> None:
-    """Create a folder, and its missing parents, for this user only. An existing folder keeps its mode: it may be shared
-    on purpose."""
+    """Create a folder, and its missing parents, for this user only. An existing folder keeps its mode, since it may be
+    shared on purpose. Raises `SetupError` for a missing folder directly below `/`, since such a path is mostly a
+    mistake."""
     if path.is_dir():
         return
+    if path.parent == path.absolute().parents[-1]:
+        raise SetupError(
+            f"the folder {path} does not exist: create it, or set EVALPOOL_STATE_DIR or EVALPOOL_DATABASE_URL to "
+            "another place"
+        )
     private_folder(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -28,7 +34,8 @@ def private_file(path: Path) -> None:
 
 
 def private_database(path: Path) -> None:
-    """The same for a SQLite file and the files beside it. SQLite creates new ones with the mode of the database."""
+    """Make a SQLite file, and the files that SQLite keeps beside it, private. SQLite creates later ones with the mode
+    of the database. Raises `SetupError` if the file cannot be created."""
     if str(path).startswith("file:"):  # not a path but a SQLite URI, whose author takes care of the file
         return
     try:

@@ -1,35 +1,36 @@
-"""Between the words and the rows: a spec becomes a row, a row becomes a Result."""
+"""Conversions between values and rows: a spec becomes a row, and a row becomes a result."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from schemas.job import JobSpec
-from schemas.lease import Lease
-from schemas.result import CaseResult, Metrics, Result
-from schemas.tables import Ran
-from schemas.verdict import Priority, State, Verdict
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.result import CaseResult, Metrics, Result
+from evalpool.schemas.tables import Ran
+from evalpool.schemas.verdict import Priority, State, Verdict
 
 HEAD_START = {Priority.HIGH: -32.0, Priority.NORMAL: 0.0, Priority.LOW: 32.0}
-"""How many turns a priority is ahead of, or behind, the others."""
+"""How many turns (fair share) a priority is ahead of normal, if negative, or behind it."""
 STRIDE = {Priority.HIGH: 1 / 16, Priority.NORMAL: 1.0, Priority.LOW: 16.0}
-"""Turns from one job of a batch to its next: sixteen jobs of a higher priority to one of the next lower, never all."""
+"""Turns from one job of a batch to the next. Sixteen jobs of a priority run for one of the next lower priority, so that
+none is starved."""
 
 IDS_AT_ONCE = 5000
-"""Ids in one statement; SQLite takes at most 32,766 variables."""
+"""The most ids in one statement. SQLite accepts at most 32,766 variables."""
 
 _METRICS = tuple(Metrics.model_fields)
 _RAN = tuple(name for name in Ran.model_fields if name not in _METRICS and name != "verdict")
 
 
 def job_id(batch_id: str, seq: int) -> str:
-    """The id of a job says its batch and its place there, so it can be chosen before anything is stored."""
+    """The id of a job, made of its batch and its place there, so that it is known before anything is stored."""
     return f"{batch_id}-{seq:06d}"
 
 
 def batch_of(job: str) -> str:
-    """The batch a job id belongs to."""
+    """The id of the batch that a job id belongs to."""
     return job.rpartition("-")[0]
 
 
@@ -63,7 +64,8 @@ def job_row(batch_id: str, seq: int, spec: JobSpec, turn: float, *, first: int =
 
 
 def lease_of(row: Any) -> Lease:
-    """The lease of a row of `jobs` that was just claimed. `ValidationError` if this version cannot read its spec."""
+    """The lease of a row of `jobs` that was just claimed. Raises `ValidationError` if this version cannot read the
+    spec."""
     return Lease(
         job_id=row.id,
         batch_id=row.batch_id,
@@ -106,7 +108,7 @@ def case_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def result_of(row: Mapping[str, Any], cases: Iterable[Mapping[str, Any]] = ()) -> Result:
-    """The Result of a row of `results` joined with its job."""
+    """The result of a row of `results` joined with its job, and of the rows of its cases."""
     runs = tuple(CaseResult(index=case["index"], **_ran(case)) for case in cases)
     decisive = next((run for run in runs if run.index == row["decisive"]), None)
     texts = {} if decisive is None else {"stdout": decisive.stdout, "stderr": decisive.stderr}

@@ -1,50 +1,53 @@
-"""A sandbox as a library sees it: what is asked for, in which state it is, and what comes back."""
+"""The values of the sandbox library: configurations, states and results."""
 
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from evalpool.schemas.base import first_problem, must_be
+from evalpool.schemas.errors import InvalidConfig
 
 HOME = "/sandbox"
 LONGEST_SECONDS = 30 * 86_400
-"""That a command may be given."""
+"""The longest timeout of a command."""
 
 
 class SandboxType(StrEnum):
-    """The types that come with evalpool; others can be registered under any name."""
+    """The types of sandboxes that come with evalpool. Others can be registered under any name."""
 
     DOCKER = "docker"
     DOCKER_NOTEBOOK = "docker_notebook"
-    """The same, with an image that has what notebooks like to use."""
+    """A Docker sandbox with an image for notebooks, which has the libraries that they use."""
     LOCAL_PROCESS = "local_process"
-    """For machines without Docker: bubblewrap where there is one, and no walls at all where not."""
+    """Processes on a machine without Docker, isolated by bubblewrap if it is installed and not isolated otherwise."""
     DUMMY = "dummy"
-    """Without walls, for tests."""
+    """A sandbox without isolation, for tests."""
 
 
 class SandboxStatus(StrEnum):
-    """Where a sandbox is in its life."""
+    """The state of a sandbox."""
 
     INITIALIZING = "initializing"
     RUNNING = "running"
     IDLE = "idle"
-    """In a pool, waiting."""
+    """The sandbox waits in a pool."""
     BUSY = "busy"
-    """In a pool, lent."""
+    """The sandbox belongs to a pool and is in use."""
     STOPPING = "stopping"
     STOPPED = "stopped"
     ERROR = "error"
-    """Broken; `metadata["error"]` says why."""
+    """The sandbox is broken; `metadata["error"]` says why."""
 
     @property
     def active(self) -> bool:
-        """Whether tools can be executed."""
+        """Whether tools can be executed in this state."""
         return self in (SandboxStatus.RUNNING, SandboxStatus.IDLE, SandboxStatus.BUSY)
 
     def may_become(self, other: "SandboxStatus") -> bool:
-        """Whether that is a possible move."""
+        """Whether a sandbox in this state may change to the other state."""
         return other is self or other in _MOVES[self]
 
 
@@ -66,7 +69,7 @@ class ExecutionStatus(StrEnum):
     SUCCESS = "success"
     ERROR = "error"
     TIMEOUT = "timeout"
-    """Our limit ended it; a program that ends itself with code 124 is an error."""
+    """The timeout ended it. A program that ends itself with exit code 124 is an error."""
     CANCELLED = "cancelled"
 
 
@@ -78,33 +81,45 @@ class SandboxManagerType(StrEnum):
 
 
 class _Config(BaseModel):
-    """Refuses what it does not know, by name."""
+    """A configuration. An invalid or unknown field raises an `InvalidConfig` that names the field."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 
+    def __init__(self, /, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidConfig(first_problem(error, type(self))) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise InvalidConfig(first_problem(error, type(self))) from None
+
 
 class ResourceLimits(_Config):
-    """What a sandbox may use beside memory and CPUs."""
+    """What a sandbox may use besides memory and CPUs."""
 
     processes: int = Field(default=128, ge=4, le=4096)
     disk_mib: int = Field(default=256, ge=1, le=1 << 16)
-    """All files in the working folder together; they lie in memory and count as such."""
+    """Size of all files in the working folder together. They are in memory and count towards the memory limit."""
     output_bytes: int = Field(default=16 << 20, ge=0, le=64 << 20)
-    """Of each stream of a command."""
+    """Bytes of each output stream of a command."""
 
 
 class SandboxConfig(_Config):
-    """What every type of sandbox is asked for."""
+    """The configuration that all types of sandboxes share."""
 
     timeout: float = Field(default=30, gt=0, le=86_400)
-    """Seconds, for what names no timeout of its own."""
+    """Seconds, for commands and tools that are called without a timeout."""
     tools_config: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """The tools it shall have, each with its options; a list of names will do."""
+    """Name of a tool → its options. A list of names is accepted, too."""
     working_dir: str = HOME
     env_vars: dict[str, str] = Field(default_factory=dict)
     resource_limits: ResourceLimits = Field(default_factory=ResourceLimits)
     memory_limit: str = "512m"
-    """As Docker writes it: `512m`, `1g`."""
+    """Memory in the notation of Docker: `512m`, `1g`."""
     cpu_limit: float = Field(default=1.0, gt=0, le=256)
 
     @field_validator("tools_config", mode="before")
@@ -116,7 +131,7 @@ class SandboxConfig(_Config):
     @classmethod
     def _folder(cls, path: str) -> str:
         if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9_.-]*)+", path) or path.split("/")[1] in _SYSTEM:
-            raise ValueError(f"{path!r} must be an absolute path that is not the system's own")
+            raise ValueError(f"{path!r} must be an absolute path that is not a system folder")
         return path
 
     @field_validator("env_vars")
@@ -124,19 +139,19 @@ class SandboxConfig(_Config):
     def _variables(cls, variables: dict[str, str]) -> dict[str, str]:
         for name, value in variables.items():
             if not name or "=" in name or "\0" in name + value:
-                raise ValueError(f"{name!r} cannot be a variable of a process")
+                raise ValueError(f"{name!r} is not a valid environment variable")
         return variables
 
     @field_validator("memory_limit")
     @classmethod
     def _memory(cls, text: str) -> str:
         if not re.fullmatch(r"\d+[kmgKMG]?", text) or not 16 << 20 <= _bytes(text) <= 1 << 40:
-            raise ValueError(f"{text!r} is no amount of memory between 16m and 1024g")
+            raise ValueError(f"{text!r} is not an amount of memory between 16m and 1024g")
         return text
 
     @property
     def memory_mib(self) -> int:
-        """The memory limit as a number."""
+        """The memory limit in MiB."""
         return _bytes(self.memory_limit) >> 20
 
 
@@ -145,21 +160,24 @@ _SYSTEM = (
 )  # fmt: skip
 
 
+_Words = Annotated[str | list[str] | None, must_be("text or a list of strings")]
+
+
 class DockerSandboxConfig(SandboxConfig):
-    """Of a container. What would open its walls is refused, not ignored."""
+    """The configuration of a Docker sandbox. Options that would weaken its isolation are rejected, not ignored."""
 
     image: str | None = None
-    """Any local image with a Python; without one, that of the settings which suits the tools."""
+    """The name of any local image with Python; `None` means the image of the settings that suits the tools."""
     volumes: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Folders of the host, `{path: {"bind": folder, "mode": "ro" or "rw"}}`: copied in at the start and, with `rw`,
-    back at the stop. Nothing is ever mounted."""
+    """Folders of the host, as `{path: {"bind": folder, "mode": "ro" or "rw"}}`. They are copied into the sandbox when
+    it starts and, with `rw`, copied back when it stops. Nothing is ever mounted."""
     network_enabled: bool = False
     network: str | None = None
     ports: dict[str, Any] = Field(default_factory=dict)
     extra_hosts: dict[str, str] = Field(default_factory=dict)
     privileged: bool = False
-    entrypoint: str | list[str] | None = None
-    command: str | list[str] | None = None
+    entrypoint: _Words = None
+    command: _Words = None
     platform: str | None = None
     remove_on_exit: bool = True
     pull_progress: bool = False
@@ -176,7 +194,7 @@ class DockerSandboxConfig(SandboxConfig):
             "privileged": (self.privileged, "a sandbox has no privileges"),
             "entrypoint": (self.entrypoint, "process 1 of a sandbox is evalpool's agent"),
             "command": (self.command, "process 1 of a sandbox is evalpool's agent"),
-            "remove_on_exit": (not self.remove_on_exit, "a sandbox ends with its owner"),
+            "remove_on_exit": (not self.remove_on_exit, "a sandbox is always removed when its owner ends"),
         }
         for name, (asked, why) in refused.items():
             if asked:
@@ -184,12 +202,14 @@ class DockerSandboxConfig(SandboxConfig):
         for path, mount in self.volumes.items():
             bind, mode = mount.get("bind", ""), mount.get("mode", "rw")
             if not f"{bind}/".startswith(f"{self.working_dir}/") or ".." in bind.split("/") or mode not in ("ro", "rw"):
-                raise ValueError(f"volumes: {path}: 'bind' must be a folder in {self.working_dir}, 'mode' ro or rw")
+                raise ValueError(
+                    f"volumes: {path}: 'bind' must be a folder in {self.working_dir}, and 'mode' must be ro or rw"
+                )
         return self
 
 
 class DockerNotebookConfig(DockerSandboxConfig):
-    """Of a container for notebooks. There is no server in it, so that it needs no port."""
+    """The configuration of a Docker sandbox for notebooks. There is no server in it, so that no port is needed."""
 
     host: str | None = None
     port: int | None = None
@@ -197,32 +217,32 @@ class DockerNotebookConfig(DockerSandboxConfig):
 
 
 class SandboxManagerConfig(_Config):
-    """Of a manager."""
+    """The configuration of a manager of sandboxes."""
 
     base_url: str | None = None
     timeout: float | None = Field(default=None, gt=0)
     api_key: str | None = None
     cleanup_interval: float | None = Field(default=None, gt=0)
-    """Seconds between looks for sandboxes that have died."""
+    """Seconds between two checks for sandboxes that have died."""
     pool_size: int = Field(default=0, ge=0)
     sandbox_config: dict[str, Any] | None = None
 
 
 class CommandResult(BaseModel):
-    """What a command did."""
+    """The result of a command."""
 
     command: str | list[str]
     status: ExecutionStatus
     exit_code: int
-    """124 where our timeout ended it, 128 and the signal where a signal did."""
+    """The exit code; 124 if the timeout ended the command, and 128 plus the signal if a signal did."""
     stdout: str = ""
     stderr: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """What it used, and what else is to be said of its end."""
+    """What the command used, and details about how it ended."""
 
 
 class ToolResult(BaseModel):
-    """What a tool did."""
+    """The result of a tool."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -233,16 +253,16 @@ class ToolResult(BaseModel):
     output: Any = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     error: str | None = None
-    """What went wrong, always with words where it did; and what was written to standard error."""
+    """What went wrong, and what was written to standard error. Never empty if the tool failed."""
 
     @property
     def success(self) -> bool:
-        """Whether it went well."""
+        """Whether the tool succeeded."""
         return self.status is ExecutionStatus.SUCCESS
 
 
 class SandboxInfo(BaseModel):
-    """A sandbox at one moment."""
+    """A snapshot of a sandbox."""
 
     id: str
     status: SandboxStatus
@@ -251,7 +271,7 @@ class SandboxInfo(BaseModel):
     created_at: datetime
     updated_at: datetime
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """With `usage`: CPU seconds, bytes of memory and processes, as of now."""
+    """Details about the sandbox. `usage` has its CPU seconds, bytes of memory and processes."""
     available_tools: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -1,24 +1,28 @@
-"""The rows. Times are seconds since 1970 by the database's clock, so that leases compare across machines."""
+"""The tables. Times are seconds since 1970 by the database's clock, so that leases compare across machines."""
 
-from sqlalchemy import BigInteger, Column, Index, Text, text
+from enum import StrEnum
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Index, Text, and_, text
 from sqlmodel import Field, SQLModel
 
-from schemas.packing import Packed
-from schemas.verdict import State, Verdict
+from evalpool.schemas.packing import Packed
+from evalpool.schemas.verdict import State
 
-_QUEUED, _RUNNING = text("state = 'queued'"), text("state = 'running'")
-_TWINS, _DIGESTED = text("state = 'twin'"), text("digest IS NOT NULL")
+_QUEUED, _RUNNING = text(f"state = '{State.QUEUED}'"), text(f"state = '{State.RUNNING}'")
+_TWINS, _DIGESTED = text(f"state = '{State.TWIN}'"), text("digest IS NOT NULL")
 _UNFINISHED = text("todo IS NOT NULL")
 
-TWIN = "twin"
-"""The state of a job that waits for the result of an identical one; to its caller it is queued."""
-HELD = "held"
-"""The state of a job whose batch is not completely stored yet; to its caller it is queued."""
 
-FILLING, QUEUEING, CANCELLING = "filling", "queueing", "cancelling"
-"""What is left to do with a batch: its submitter is storing its jobs, the stored jobs are being queued, or the jobs are
-being cancelled. Any worker can finish the last two. A hash of the jobs follows the first word, so that nobody can store
-other jobs in the batch."""
+class Todo(StrEnum):
+    """What is left to do with a batch. Any worker can finish the last two."""
+
+    FILLING = "filling"
+    """The submitter is storing the jobs. In the row, a hash of the jobs follows this word, so that nobody can store
+    other jobs in the batch."""
+    QUEUEING = "queueing"
+    """The stored jobs are being queued."""
+    CANCELLING = "cancelling"
+    """The jobs are being cancelled."""
 
 
 class BatchRow(SQLModel, table=True):
@@ -32,26 +36,26 @@ class BatchRow(SQLModel, table=True):
     idempotency_key: str | None = Field(default=None, unique=True)
     total: int
     about: str | None = Field(default=None, sa_column=Column(Text))
-    """How it was made, as JSON, for its report."""
+    """How the batch was made, as JSON, for its report."""
     created_at: float
     cancelled_at: float | None = None
     todo: str | None = None
-    """What is left to do with its jobs, where that takes more than one transaction."""
+    """What is left to do with the jobs, if that takes more than one transaction; see `Todo`."""
     pins: str | None = Field(default=None, sa_column=Column(Text))
     """Name of an image → digest, as JSON, for images that no worker had at submission. The first claim pins them."""
 
 
 class JobRow(SQLModel, table=True):
-    """One job: what to run, and who is at it."""
+    """One job: what to run, and which worker runs it."""
 
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_batch", "batch_id", "seq", unique=True),
         # For claims and for expired leases, whose cost must not grow with the number of other jobs. The image is in the
         # index so that SQLite can skip jobs that the worker cannot run without reading their rows.
-        Index("ix_jobs_queue", "priority", "rank", "image", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
+        Index("ix_jobs_queue", "fleet", "priority", "rank", "image", sqlite_where=_QUEUED, postgresql_where=_QUEUED),
         Index("ix_jobs_running", "lease_until", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
-        # How many of a batch are under way: without it, SQLite reads the whole batch.
+        # For the number of running jobs of a batch: without this index, SQLite reads the whole batch.
         Index("ix_jobs_under_way", "batch_id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
         Index("ix_jobs_twins", "twin_of", sqlite_where=_TWINS, postgresql_where=_TWINS),
         Index("ix_jobs_digest", "digest", sqlite_where=_DIGESTED, postgresql_where=_DIGESTED),
@@ -60,41 +64,44 @@ class JobRow(SQLModel, table=True):
     id: str = Field(primary_key=True)
     batch_id: str = Field(foreign_key="batches.id")
     seq: int
-    """Place in the batch, from 0."""
+    """The place in the batch, from 0."""
     spec: str = Field(sa_column=Column(Text, nullable=False))
-    """The JobSpec as JSON, defaults left out."""
+    """The `JobSpec` as JSON, without fields that have their default."""
     task_id: str | None = None
-    """As JSON, so that 7 and "7" stay apart; so is sample_id."""
+    """The task id as JSON, so that 7 and "7" stay apart; the same holds for `sample_id`."""
     sample_id: str | None = None
     labels: str | None = Field(default=None, sa_column=Column(Text))
     image: str | None = None
-    """The image it runs in, in the form of `schemas.images`; NULL in rows of older versions."""
+    """The image of the job, in the form of `schemas.images`; NULL in rows of older versions."""
+    fleet: str = Field(default="", sa_column_kwargs={"server_default": ""})
+    """The name of the fleet whose workers may claim the job, which is empty unless `EVALPOOL_FLEET` was set."""
     priority: str
     rank: float
-    """Its turn: the lower goes first. See `rows.rank`."""
+    """The turn of the job (fair share). The lowest goes first; see `rows.rank`."""
     state: str = State.QUEUED
     attempt: int = 0
-    """How many times a worker has claimed it."""
+    """How many times a worker has claimed the job."""
     worker: str | None = None
-    """While it runs: the worker that runs it. While it waits: the worker that leaves it to others until `lease_until`,
-    or the version of evalpool that cannot read it."""
+    """While the job runs: its worker. While it waits: the worker that leaves it to others until `lease_until`, or the
+    version of evalpool that cannot read it."""
     lease_until: float | None = None
-    """While it runs: when its lease expires. While it waits: see `worker`."""
+    """While the job runs: when its lease expires. While it waits: see `worker`."""
     created_at: float
     started_at: float | None = None
-    """Start of the latest attempt."""
+    """The start of the latest attempt."""
     cancelled_at: float | None = None
-    """When its caller asked for its end."""
+    """When the caller cancelled the job."""
     failures: str | None = Field(default=None, sa_column=Column(Text))
-    """What went wrong with us in each failed attempt, a line each."""
+    """What went wrong with evalpool in each failed attempt, a line each."""
     digest: str | None = None
-    """Of all that decides its result; NULL where its result is nobody else's."""
+    """The digest of everything that decides the result; NULL if the result is not shared."""
     twin_of: str | None = None
-    """The identical job whose result it gets."""
+    """The leader: the identical job whose result this job gets."""
 
 
 class TurnRow(SQLModel, table=True):
-    """One row: how far the turns have come. New batches start there, so that none waits behind all of an older one."""
+    """A table with one row: the current turn (fair share). A new batch starts there, so that it does not wait behind
+    all jobs of an older one."""
 
     __tablename__ = "turns"
 
@@ -114,8 +121,8 @@ class WorkerRow(SQLModel, table=True):
 
 
 class ClockRow(SQLModel, table=True):
-    """Used only with SQLite, one row for each boot: the offset from the seconds since boot to the time of day. Unlike a
-    wall clock, this sum never jumps, and all processes of the machine share it."""
+    """The clock of SQLite, a row for each boot: the offset from the seconds since boot to the time of day. Unlike a
+    wall clock, their sum never jumps, and all processes of the machine share it."""
 
     __tablename__ = "clocks"
 
@@ -125,7 +132,7 @@ class ClockRow(SQLModel, table=True):
 
 
 class Ran(SQLModel):
-    """What a run of a program leaves behind: the common part of results and cases."""
+    """The columns that results and cases share: what a run of a program did and used."""
 
     verdict: str
     exit_code: int | None = None
@@ -149,7 +156,7 @@ class Ran(SQLModel):
 
 
 class ResultRow(Ran, table=True):
-    """The result of a job. Its primary key is what makes a second one impossible."""
+    """The result of a job. The primary key makes a second result impossible."""
 
     __tablename__ = "results"
     __table_args__ = (Index("ix_results_batch", "batch_id", "verdict"),)
@@ -166,7 +173,7 @@ class ResultRow(Ran, table=True):
     decisive: int | None = None
     """The index of the case with the same output as the result. The output is stored only in the row of that case."""
     size: int | None = None
-    """Characters of all its outputs, its cases included, so that readers can fetch a bounded part at a time."""
+    """Characters of all outputs, those of the cases included, so that readers can fetch a bounded part at a time."""
     started_at: float | None = None
     finished_at: float
 
@@ -181,8 +188,8 @@ class CaseRow(Ran, table=True):
 
 
 class TallyRow(SQLModel, table=True):
-    """How many results of a batch have a verdict. Each writer has rows of its own, so that writers do not wait for each
-    other. The sum over all writers is the count."""
+    """How many results of a batch have which verdict. Each writer has rows of its own, so that writers do not wait for
+    each other. The sum over all writers is the count."""
 
     __tablename__ = "tallies"
 
@@ -193,7 +200,7 @@ class TallyRow(SQLModel, table=True):
 
 
 class LetterRow(SQLModel, table=True):
-    """A message that nobody could read."""
+    """A dead letter: a message that no worker could read."""
 
     __tablename__ = "letters"
 
@@ -201,9 +208,21 @@ class LetterRow(SQLModel, table=True):
     worker: str
     reason: str = Field(sa_type=Text)
     body: str = Field(sa_type=Text)
-    """Its beginning."""
+    """The beginning of the message."""
     arrived_at: float
 
 
-FINAL_STATE = {verdict: State.CANCELLED if verdict is Verdict.CANCELLED else State.FINISHED for verdict in Verdict}
-"""The state that a verdict puts its job in."""
+# The tables and conditions that all queries share. The states are spelt out: a partial index applies only if its
+# condition is in the text of the query and not in a parameter.
+
+BATCHES, JOBS, TURNS, WORKERS = (SQLModel.metadata.tables[name] for name in ("batches", "jobs", "turns", "workers"))
+RESULTS, CASES, TALLIES, LETTERS = (
+    SQLModel.metadata.tables[name] for name in ("results", "cases", "tallies", "letters")
+)
+QUEUED, RUNNING, TWINS = (text(f"jobs.state = '{state}'") for state in (State.QUEUED, State.RUNNING, State.TWIN))
+DIGESTED, UNFINISHED = text("jobs.digest IS NOT NULL"), text("batches.todo IS NOT NULL")
+
+
+def span(batch_id: str, start: int, count: int) -> ColumnElement[bool]:
+    """The SQL condition for up to `count` jobs of a batch, from its `start`-th on."""
+    return and_(JOBS.c.batch_id == batch_id, JOBS.c.seq >= start, JOBS.c.seq < start + count)

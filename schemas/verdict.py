@@ -1,55 +1,85 @@
-"""One word for what a program did, and one for how far its job has come."""
+"""The words for a job: its verdict, its state and its priority."""
 
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What the program did. A verdict is a value: no program, however hostile, makes evalpool raise."""
+    """What the program did. It is returned, not raised: no program, however hostile, makes evalpool raise."""
 
     PASSED = "passed"
-    """Every check ran to its end and agreed; without checks: it ended by itself with exit code 0."""
+    """Every check ran to its end and accepted the program; without checks, the program ended by itself with exit code
+    0."""
     WRONG_ANSWER = "wrong_answer"
-    """A check ran and disagreed: an assertion failed, or a case's output differs."""
+    """A check ran and rejected the program: an assertion failed, or the output of a case differs."""
     RUNTIME_ERROR = "runtime_error"
-    """An uncaught exception, a non-zero exit code or a signal that no limit explains."""
+    """The program ended with an uncaught exception, a non-zero exit code or a signal that no limit explains."""
     COMPILE_ERROR = "compile_error"
-    """A syntax error, or a compiler that refused the program."""
+    """The program has a syntax error, or its compilation failed."""
     TIME_LIMIT = "time_limit"
-    """The CPU limit was reached, or the wall limit behind it."""
+    """The program reached its CPU limit, or the wall limit behind it."""
     MEMORY_LIMIT = "memory_limit"
-    """The kernel ended it for memory, or an allocation failed at the limit."""
+    """The kernel killed the program for its memory, or an allocation failed at the limit."""
     OUTPUT_LIMIT = "output_limit"
-    """It wrote more than `output_bytes` to one of its streams."""
+    """The program wrote more than `output_bytes` to one of its output streams."""
     EARLY_EXIT = "early_exit"
-    """It ended, with whatever exit code, before its check had run to the end."""
+    """The program ended, with whatever exit code, before its check had run to the end."""
     CANCELLED = "cancelled"
-    """The caller stopped it. Not scored."""
+    """The caller cancelled the job. This verdict is not scored."""
     SANDBOX_ERROR = "sandbox_error"
-    """Our own failure, after all retries. Not scored."""
+    """Evalpool itself failed, after all retries. This verdict is not scored."""
 
     @property
     def scored(self) -> bool:
-        """Whether the verdict says anything about the program, and so counts in pass@k."""
+        """Whether the verdict says something about the program and counts in pass@k."""
         return self not in (Verdict.CANCELLED, Verdict.SANDBOX_ERROR)
 
 
 class State(StrEnum):
-    """How far a job has come."""
+    """How far a job has come. Callers see only the first four states, which are the public ones."""
 
     QUEUED = "queued"
+    """The job waits for a worker."""
     RUNNING = "running"
+    """A worker has claimed the job."""
     FINISHED = "finished"
+    """The job has its result."""
     CANCELLED = "cancelled"
+    """The job or its batch was cancelled."""
+    TWIN = "twin"
+    """The job waits for the result of an identical one (deduplication). Callers see it as queued."""
+    HELD = "held"
+    """The job waits until its batch is stored completely. Callers see it as queued."""
+
+    @property
+    def public(self) -> "State":
+        """The state that callers see."""
+        return State.QUEUED if self in (State.TWIN, State.HELD) else self
 
     @property
     def final(self) -> bool:
-        """Whether the job will never run again."""
-        return self in (State.FINISHED, State.CANCELLED)
+        """Whether the job has its result and will never run again."""
+        return self in FINAL
+
+    @classmethod
+    def after(cls, verdict: Verdict) -> "State":
+        """The final state of a job with this verdict."""
+        return cls.CANCELLED if verdict is Verdict.CANCELLED else cls.FINISHED
+
+
+FINAL = (State.FINISHED, State.CANCELLED)
+"""The states of jobs that have a result."""
+WAITING = (State.QUEUED, State.TWIN, State.HELD)
+"""The states of jobs that have no result yet and are not running."""
+OPEN = (*WAITING, State.RUNNING)
+"""The states of jobs that have no result yet."""
 
 
 class Priority(StrEnum):
-    """Which queue a job waits in; a higher one is served first."""
+    """The priority of a job; a higher one is served first."""
 
     HIGH = "high"
+    """For jobs that somebody waits for."""
     NORMAL = "normal"
+    """For everything else."""
     LOW = "low"
+    """For jobs that can wait."""

@@ -1,4 +1,4 @@
-"""Which evalpool this is."""
+"""The version of evalpool."""
 
 from functools import lru_cache
 from importlib import metadata
@@ -6,7 +6,7 @@ from importlib import metadata
 
 @lru_cache(maxsize=1)
 def version() -> str:
-    """As installed; a file is read for it, so once."""
+    """The version that is installed. It is read from a file, and only once."""
     try:
         return metadata.version("evalpool")
     except metadata.PackageNotFoundError:

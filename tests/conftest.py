@@ -14,12 +14,12 @@ from pathlib import Path
 import docker
 import pytest
 import redis
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 
-from schemas.database import Database
-from schemas.settings import Settings
-from schemas.store import Store
-from worker.sandbox.engine import OWNER
+from evalpool.schemas.database import Database
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.store import Store
+from evalpool.worker.sandbox.engine import OWNER
 
 ROOT = Path(__file__).parent.parent
 PATIENCE = 120.0
@@ -47,7 +47,7 @@ def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith("EVALPOOL_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EVALPOOL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr("schemas.settings.MACHINE_SOCKET", tmp_path / "machine.sock")
+    monkeypatch.setattr("evalpool.schemas.settings.MACHINE_SOCKET", tmp_path / "machine.sock")
 
 
 @pytest.fixture(scope="session")
@@ -126,10 +126,21 @@ def containers(client: docker.DockerClient, pid: int | None = None) -> list[str]
     return [each["Id"] for each in found if pid is None or each["Labels"][OWNER].split(":")[1] == str(pid)]
 
 
+def freeze(client: docker.DockerClient, box: str) -> None:
+    """Pause a container. On a busy machine runc may give up with "unable to freeze"; then it is asked again."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return client.api.pause(box)
+        except APIError as error:
+            if "unable to freeze" not in str(error) or time.monotonic() > deadline:
+                raise
+
+
 class WorkerProcess:
     """A real `celery -A worker worker`."""
 
-    def __init__(self, log: Path, **env: str) -> None:
+    def __init__(self, log: Path, app: str = "worker", **env: str) -> None:
         self.log = log
         self.node = f"test-{secrets.token_hex(4)}@{socket.gethostname()}"
         command = [
@@ -137,7 +148,7 @@ class WorkerProcess:
             "-m",
             "celery",
             "-A",
-            "worker",
+            app,
             "worker",
             "-l",
             "INFO",

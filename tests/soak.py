@@ -38,12 +38,13 @@ from docker.errors import DockerException  # noqa: E402
 from sqlalchemy import text  # noqa: E402
 from sqlalchemy.exc import SQLAlchemyError  # noqa: E402
 
-from api.handles import BatchHandle, Job  # noqa: E402
-from schemas import QueueUnavailable, Result, Settings, Verdict  # noqa: E402
-from schemas import audit as ledger  # noqa: E402
-from schemas.database import Database  # noqa: E402
-from schemas.store import WHOLE, Store  # noqa: E402
-from tests.conftest import containers  # noqa: E402
+from evalpool.api.handles import BatchHandle, Job  # noqa: E402
+from evalpool.schemas import QueueUnavailable, Result, Settings, Verdict  # noqa: E402
+from evalpool.schemas import audit as ledger  # noqa: E402
+from evalpool.schemas.database import Database  # noqa: E402
+from evalpool.schemas.errors import DatabaseUnavailable  # noqa: E402
+from evalpool.schemas.store import WHOLE, Store  # noqa: E402
+from tests.conftest import containers, freeze  # noqa: E402
 from tests.faults.audit import Audit, audit  # noqa: E402
 from tests.faults.fleet import Fleet, an_hour_ahead  # noqa: E402
 from tests.faults.images import moving_tag  # noqa: E402
@@ -52,20 +53,20 @@ from tests.faults.proxy import Proxy  # noqa: E402
 from tests.faults.servers import PostgresServer, RedisServer  # noqa: E402
 
 ATTEMPTS = Settings.model_fields["max_attempts"].default
-GIVEN_UP = ("given up: ", f"its lease expired in the last of {ATTEMPTS} attempts")
+GIVEN_UP = ("given up: ", f"worker lost: its lease expired in the last of {ATTEMPTS} attempts")
 """How the detail of a job begins that was given up."""
 BACKLOG = 200
-"""Jobs that wait at least, while faults go on."""
+"""How many jobs wait at least while there are faults."""
 SINGLE = 3
-"""Threads that submit single jobs."""
+"""How many threads submit single jobs."""
 FUTURE = '"field_of_the_future":"x",'
-"""In a job's row, no worker of this version can read it."""
+"""A value of a job's row that no worker of this version can read."""
 FUTURE_SECONDS = 10.0
 DRAIN_SECONDS = 300.0
 
 
 class Soak:
-    """The fleet, and what is done to it."""
+    """A fleet, its jobs and its faults."""
 
     def __init__(self, place: Path, options: argparse.Namespace, stack: ExitStack) -> None:
         self.options, self.random = options, random.Random(options.seed)
@@ -95,9 +96,9 @@ class Soak:
         }
         self.tag = stack.enter_context(moving_tag(client, Settings.model_fields["image"].default))
         self.tagged: set[str] = set()
-        """Batches whose jobs name that tag."""
+        """Batches whose jobs name this tag."""
         self.unsure: dict[str, Known] = {}
-        """By task id: single jobs of which the database did not say whether they are stored."""
+        """Task id → a single job of which we do not know whether it is stored, since the database failed."""
         self.unreadable: dict[str, float] = {}
         """Jobs that no worker can read, and since when."""
         self.paused: set[str] = set()
@@ -113,7 +114,7 @@ class Soak:
     # -- the course of it --------------------------------------------------------------------------
 
     def run(self) -> Audit:
-        """Jobs and faults for the chosen time, then peace, then the audit."""
+        """Submit jobs and cause faults for the chosen time; then wait for all jobs, and audit them."""
         self._supervise()
         submitters = [threading.Thread(target=self._keep_submitting, name="submitter", daemon=True)]
         submitters += [
@@ -134,7 +135,7 @@ class Soak:
         return self._end()
 
     def flush(self, count: int) -> Audit:
-        """One batch; in its middle Redis is emptied and every worker killed; then they are started anew."""
+        """Submit one batch. When half of it is done, empty Redis, kill every worker and restart them."""
         self._supervise()
         threading.Thread(target=self._keep_reporting, name="reporter", daemon=True).start()
         self.fleet.submit(mixed(count, seconds=0.02))
@@ -175,7 +176,8 @@ class Soak:
         return self.fleet.done() >= self.fleet.total() and not self.broker.waiting() and not self.broker.unacked()
 
     def _audit(self) -> Audit:
-        """Every verdict is the known one, but for jobs that were cancelled, or given up with good reason."""
+        """Check that every verdict is the known one, except for jobs that were cancelled or given up with good
+        reason."""
         paused: set[str] = set()
         for batch_id in self.fleet.expected:
             for result in self.fleet.store.batch_results(batch_id):
@@ -199,16 +201,16 @@ class Soak:
 
     @staticmethod
     def _with_reason(result: Result) -> bool:
-        """Whether a job that was given up has really been tried as often as it may be, and its end says so."""
+        """Whether a job that was given up has used all its attempts, and its detail says so."""
         return result.attempt == ATTEMPTS and result.detail.startswith(GIVEN_UP)
 
     def _supervise(self) -> None:
-        """As a process manager would: so many workers, whatever happens to them."""
+        """Replace the workers that have ended, as a process manager would."""
         for _ in range(self.options.workers - len(self.fleet.alive)):
             self._start()
 
     def _start(self) -> None:
-        """One more worker; where the clocks can differ, one of them has one that is an hour ahead."""
+        """Start one more worker. If faketime is installed, the clock of one worker is an hour ahead."""
         if self._ahead is not None and self._ahead_pid not in {worker.pid for worker in self.fleet.alive}:
             self._ahead_pid = self.fleet.start(ready=False, **self._ahead).pid
         else:
@@ -237,7 +239,7 @@ class Soak:
                 self._submit(mixed(size, priority=priority))
 
     def _submit_large(self, kind: str | None) -> None:
-        """More jobs than one transaction stores. Those of one batch share few results, the other one is cancelled."""
+        """Submit more jobs than one transaction stores. Either they share few results, or the batch is cancelled."""
         if kind == "shared":
             self._submit(alike(quick(WHOLE // 40), 41), dedup=True)
         elif kind == "cancelled":
@@ -246,23 +248,23 @@ class Soak:
             self._cancel(batch_id)
 
     def _submit(self, jobs: list[Known], **more: Any) -> str:
-        """Submit a batch. When the database fails, whether it is stored is not known: then once more, by its key."""
+        """Submit a batch. If the database fails, submit it again with the same key, as it may be stored already."""
         key = secrets.token_hex(8)
         while True:
             try:
                 return self.fleet.submit(jobs, idempotency_key=key, **more).id
             except QueueUnavailable as error:
                 return error.batch_id  # stored, and to be found by a worker
-            except SQLAlchemyError as error:
+            except DatabaseUnavailable as error:
                 self._say(f"not submitted yet: {type(error).__name__}")
                 time.sleep(0.5)
 
     def _cancel(self, batch_id: str) -> None:
-        """From now on, cancelled is as good as the known verdicts."""
+        """Cancel a batch. From now on, `cancelled` is accepted for its jobs."""
         while True:
             try:
                 return self.fleet.cancel(BatchHandle(batch_id))
-            except SQLAlchemyError:
+            except DatabaseUnavailable:
                 time.sleep(0.5)
 
     def _keep_submitting_single(self, number: int) -> None:
@@ -278,11 +280,11 @@ class Soak:
                     self.fleet.submit_one(known).result(timeout=2)
             except QueueUnavailable:
                 pass
-            except (SQLAlchemyError, redis.RedisError):
+            except (DatabaseUnavailable, redis.RedisError):
                 self.unsure[str(spec.task_id)] = known
 
     def _adopt(self) -> None:
-        """Expect those single jobs that are stored, though their submission failed."""
+        """Expect results of single jobs that are stored although their submission failed."""
         query = text("SELECT j.batch_id, j.task_id FROM jobs j JOIN batches b ON b.id = j.batch_id WHERE b.total = 1")
         with self.fleet.store.database.read() as db:
             stored = {row.batch_id: json.loads(row.task_id) for row in db.execute(query)}
@@ -348,7 +350,7 @@ class Soak:
         if boxes:
             box = self.random.choice(boxes)
             self.paused.add(box)
-            self.fleet.engine.api.pause(box)
+            freeze(self.fleet.engine, box)
             self._for_a_while(8)
             self.fleet.engine.api.unpause(box)
 
@@ -356,7 +358,7 @@ class Soak:
         self._cancel(self.random.choice(list(self.fleet.expected)[-20:]))
 
     def cancel_jobs(self) -> None:
-        """A few of a batch, its first one among them: where results are shared, that is a leader."""
+        """Cancel a few jobs of a batch, including the first, which is a leader if results are shared."""
         batch = BatchHandle(self.random.choice(list(self.fleet.expected)[-20:]))
         ids = self.fleet.ids(batch)
         for each in {ids[0], *self.random.sample(ids, min(len(ids), 4))}:
@@ -367,7 +369,7 @@ class Soak:
         self.tag.move(self.random.randrange(2))
 
     def hide_jobs(self) -> None:
-        """Some that wait become such as a newer version would have written them."""
+        """Change some waiting jobs into jobs that only a newer version can read."""
         query = text("SELECT id FROM jobs WHERE state = 'queued' AND attempt = 0 ORDER BY rank DESC LIMIT 10")
         with self.fleet.store.database.read() as db:
             ids = [str(row.id) for row in db.execute(query) if row.id.rpartition("-")[0] in self.fleet.expected]
@@ -377,7 +379,7 @@ class Soak:
             self.fleet.sql(hide, future="{" + FUTURE, id=each)
 
     def _make_readable(self, seconds: float) -> None:
-        """Those again that have been hidden for so long."""
+        """Make jobs readable again that could not be read for this long."""
         show = "UPDATE jobs SET spec = replace(spec, :future, '') WHERE id = :id"
         free = "UPDATE jobs SET lease_until = NULL WHERE id = :id AND state = 'queued' AND worker LIKE 'version %'"
         with suppress(SQLAlchemyError):
@@ -436,7 +438,7 @@ class Soak:
         return [each for worker in self.fleet.workers for each in containers(self.fleet.engine, worker.pid)]
 
     def _sweep(self) -> None:
-        """What workers that were killed just now could not take along."""
+        """Remove what workers that were just killed have left behind."""
         self._peace.set()
         self._over.set()
         self.link.mend()

@@ -26,10 +26,10 @@ from rich.box import ROUNDED  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from api import formats, submit_batch  # noqa: E402
-from api.embedded import Servers, embedded  # noqa: E402
-from schemas import Case, InvalidJob, JobSpec, Limits, Verdict  # noqa: E402
-from schemas.settings import Settings  # noqa: E402
+from evalpool.api import formats, submit_batch  # noqa: E402
+from evalpool.api.embedded import Servers, embedded  # noqa: E402
+from evalpool.schemas import Case, InvalidJob, JobSpec, Limits, Verdict  # noqa: E402
+from evalpool.schemas.settings import Settings  # noqa: E402
 
 PASSED = frozenset({Verdict.PASSED})
 FAILED = frozenset(verdict for verdict in Verdict if verdict.scored) - PASSED
@@ -50,6 +50,8 @@ EXPLAINED = {
     "than its 1,024 bytes of output is chance",
     "engineer-man/piston::file_persistance.py": "/run/lock is read-only, so nothing persists there",
     "bytedance/SandboxFusion::test_python_syntax_error": "a syntax error is compile_error here",
+    "bytedance/SandboxFusion::test_bash_syntax_error": "a syntax error is compile_error here",
+    "trampgeek/jobe::Syntactically invalid Nodejs": "a syntax error is compile_error here",
     "bytedance/SandboxFusion::test_python_fetch_files": "/mnt does not exist",
     "bytedance/SandboxFusion::test_csharp_stdin": "it lacks `using System`; Mono's compiler does not supply it",
     "bytedance/SandboxFusion::test_typescript_humanevalx_assertion_error": "tsc refuses 1 === 2, which is never true",

@@ -1,4 +1,4 @@
-"""The circuit breaker: with Docker or the database gone, a worker takes no jobs, says so, and resumes by itself."""
+"""The circuit breaker: while Docker or the database is away, a worker takes no jobs. It resumes by itself."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ LOOK_SECONDS = 1.0
 
 
 class Breaker:
-    """Open while something we need is away. Jobs in hand go back; nothing is taken until a probe succeeds."""
+    """Open while a service that the worker needs is away. No jobs are taken until a probe succeeds."""
 
     def __init__(self, what: str, probe: Callable[[], Awaitable[object]]) -> None:
         self.what, self._probe = what, probe
@@ -24,20 +24,20 @@ class Breaker:
 
     @property
     def state(self) -> str:
-        """For people: `ok`, or for how long it has been away and why."""
+        """The state for people: `ok`, or for how long the service has been away and why."""
         return "ok" if self._closed.is_set() else f"away for {time.monotonic() - self._since:.0f} s: {self._reason}"
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is there."""
+        """Whether the service is there."""
         return self._closed.is_set()
 
     async def closed(self) -> None:
-        """Wait until it is there."""
+        """Wait until the service is there."""
         await self._closed.wait()
 
     def trip(self, reason: str) -> None:
-        """It is away: say so once, and look until it is back."""
+        """Open the breaker: log that the service is away, and probe it until it is back."""
         if self._over or not self._closed.is_set():
             return
         self._closed.clear()
@@ -60,7 +60,8 @@ class Breaker:
             return
 
     def close(self) -> None:
-        """Stop looking, and release all waiters. It cannot open again, as a failure must not keep a worker alive."""
+        """Stop probing and release all waiters. The breaker cannot open again, as a failure must not keep a worker
+        alive."""
         self._over = True
         if self._looking is not None:
             self._looking.cancel()

@@ -1,189 +1,286 @@
-"""The story of one job: a warm sandbox, the program run in it once per case, a verdict."""
+"""The story of one job: the program is run once per case, each time in a sandbox from the pool, and gets a verdict."""
 
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import NamedTuple
 
-from schemas import ceilings
-from schemas.errors import CheckerFailed, InvalidJob, NoSandbox, SandboxKilled, SandboxLost, SetupError
-from schemas.images import name_of, wanted
-from schemas.job import Case, JobSpec
-from schemas.lease import Lease
-from schemas.limits import Limits
-from schemas.result import CaseResult, Metrics, Result
-from schemas.rows import moment
-from schemas.settings import Settings
-from schemas.verdict import Verdict
-from worker.artifacts import Artifacts
-from worker.pool import Pool
-from worker.sandbox.base import Outcome, Program, Sandbox, Shape
-from worker.tools.comparators import VERSION
-from worker.tools.judge import case_result, compiled, text
-from worker.tools.languages import LANGUAGES
-from worker.tools.registry import TOOLS
+from evalpool.schemas import ceilings
+from evalpool.schemas.errors import CheckerFailed, InvalidJob, NoSandbox, SandboxKilled, SandboxLost, SetupError
+from evalpool.schemas.images import name_of, wanted
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.result import CaseResult, Metrics, Result
+from evalpool.schemas.rows import moment
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.verdict import Verdict
+from evalpool.worker.artifacts import Artifacts
+from evalpool.worker.judge.comparators import VERSION
+from evalpool.worker.judge.judge import case_result, compile_error, is_small, one_line, syntax_error
+from evalpool.worker.pool import Pool
+from evalpool.worker.sandbox.base import Box, End, Outcome, Program, Shape
+from evalpool.worker.tools.languages import LANGUAGES, lacks, unpacked
+from evalpool.worker.tools.registry import TOOLS
 
 ORDINARY = 4 << 20
-"""Bytes of a job, its outputs included, that any sandbox has room for."""
+"""Bytes of a job, including its outputs, for which every sandbox has room."""
 TEXTS, EXCERPT = 4, 256
-"""Texts of full length that a job with many cases may keep; and how much is kept of the others."""
-LARGE = 1 << 18
-"""Bytes of output whose comparison takes so long that the other slots must not wait for it."""
+"""A job with many cases keeps this many outputs of full length, and this many characters of each further output."""
 STARVED = 0.1
-"""Of the wall limit: a program that had no CPU for longer, though it wanted one, is run again alone."""
+"""A program that waited for a CPU for more than this share of its wall limit is run again alone."""
 PATIENCE = 4
-"""Times the wall limit that a second run may wait for a CPU or be paused: we cannot stop other programs."""
+"""In a second run, up to this many times the wall limit may be spent waiting for a CPU or in a pause, since we cannot
+stop other programs."""
 BUSY = 0.8
-"""Of the wall time: a program that had the CPU for so long was kept from it by its own processes alone."""
+"""A program that had the CPU for this share of its wall limit was held up only by its own processes."""
 CHECKER = Limits(cpu_seconds=10, output_bytes=1 << 16)
-"""What a checker may use."""
+"""The limits of a checker."""
 TRIES = 2
-"""Sandboxes tried within one attempt: one that breaks at once says little about the next."""
+"""How many sandboxes are tried within one attempt, as one that breaks at once says little about the next."""
 DEATHS = 2
-"""Fresh sandboxes that must die under a program, of themselves, until it is the program's own doing."""
+"""How many fresh sandboxes must end by themselves under a program until the program is to blame."""
+
+
+class Run(NamedTuple):
+    """One run of a program, and of the same program again if the first run was not fair."""
+
+    sandbox: Box
+    started: float
+    """When the first run began, by the monotonic clock."""
+    outcome: Outcome | None
+    """`None` if `DEATHS` fresh sandboxes ended by themselves under the program."""
+    rerun: bool = False
+
+
+class Compiled(NamedTuple):
+    """What the compiler made of a program; nothing if the program is not compiled."""
+
+    binary: bytes | None = None
+    error: CaseResult | None = None
+
+
+class Runs(NamedTuple):
+    """The results of all cases of a job."""
+
+    results: Sequence[CaseResult]
+    started: float
+    """When the first case began, by the monotonic clock."""
+    sandbox: Box | None = None
+    """The sandbox of the last case; `None` if the program has an error for which it cannot be run at all."""
+
+
+class Opinion(NamedTuple):
+    """What a checker thinks of an output."""
+
+    accepted: bool | None
+    """`None` if the checker failed."""
+    words: str
+    """What the checker wrote, with a colon before it; or nothing."""
 
 
 async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Settings) -> Result:
-    """Run one job to its result. Raises `SandboxLost` when it was our sandboxes that failed, not the program."""
-    spec, image = lease.spec, lease.image or wanted(lease.spec, settings)
+    """Run one job to its result. Raises `SandboxLost` if our sandboxes have failed, and not the program."""
+    job = Evaluation(lease, lease.image or wanted(lease.spec, settings), pool, artifacts, settings)
     try:
-        ceilings.check(spec.limits, settings)
+        ceilings.check(lease.spec.limits, settings)
     except InvalidJob as error:  # the submitter may have other settings; a second attempt would not help
         return finished(lease, Verdict.SANDBOX_ERROR, str(error), settings.worker_name)
     began = time.monotonic()
-    await _equipped(spec, image, pool, artifacts, settings)
-    made = await _compiled(spec, image, pool, artifacts)
-    if made is not None and (refused := compiled(made)) is not None:
-        return _result(lease, [refused], None, time.monotonic() - began, settings.worker_name)
-    binary = None if made is None else made.stdout
-    shape, patience = shape_of(spec, image, binary), True
-    runs: list[CaseResult] = []
-    room = TEXTS * spec.limits.output_bytes
-    for index, case in enumerate(spec.cases or (None,)):
-        program = TOOLS[spec.tool].program(spec, case, binary)
-        sandbox, waited, run = await _run(index, case, spec, program, shape, pool, settings, patience=patience)
-        patience = patience and not run.metrics.rerun  # once for a job: it stops the whole worker
-        run = _within(run, room)
-        room -= len(run.stdout) + len(run.stderr)
-        runs.append(run)
-        if not index:
-            setup_seconds = waited - began
-        if run.verdict is not Verdict.PASSED and spec.stop_early:
-            break
-    return _result(lease, runs, sandbox, setup_seconds, settings.worker_name)
+    await job.check_image()
+    compiled = await job.compile()
+    if compiled.error is not None:
+        runs = Runs([compiled.error], time.monotonic())
+    else:
+        runs = await job.run_cases(compiled.binary)
+    return _result(lease, runs, runs.started - began, settings.worker_name)
 
 
-def _within(run: CaseResult, room: int) -> CaseResult:
-    """What is kept of many cases must not add up: beyond the job's room, a case keeps the beginnings of its texts."""
-    if len(run.stdout) + len(run.stderr) <= room:
-        return run
-    return run.model_copy(
+@dataclass(frozen=True)
+class Evaluation:
+    """One job, and what its evaluation uses."""
+
+    lease: Lease
+    image: str
+    pool: Pool
+    artifacts: Artifacts
+    settings: Settings
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job as it was submitted."""
+        return self.lease.spec
+
+    async def check_image(self) -> None:
+        """Raise `SetupError` if the image lacks what the job's language needs, as this is not the program's fault. Each
+        image is asked once, in a sandbox without a program."""
+        needed = LANGUAGES[self.spec.runs].needs
+        if needed == "bash" or (needed == "python3" and self.image == self.settings.image):
+            return  # where there is no bash, `sh` will do
+        program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
+
+        async def ask() -> Outcome:
+            run = await _fairly(program, _shape(self.image, program.limits, 0), self.pool, fresh=False, patience=None)
+            return run.outcome or Outcome.killed_for_memory(0)
+
+        found = await self.artifacts.get(f"{self.image} {needed}", ask)
+        if found.exit_code != 0:
+            raise SetupError(
+                f"image: {name_of(self.image)} {lacks(self.spec)}; "
+                "`evalpool images build code` builds an image that has it"
+            )
+
+    async def compile(self) -> Compiled:
+        """Compile the program, unless the same source was compiled for another job."""
+        program = TOOLS[self.spec.tool].compiler(self.spec)
+        if program is None:
+            return Compiled()
+        held = len(program.code) + sum(map(len, program.files.values())) + program.limits.output_bytes
+        shape = _shape(self.image, program.limits, held)
+
+        async def make() -> Outcome:
+            run = await self._run(program, shape, patience=self.lease.batch_id)
+            return run.outcome or Outcome.killed_for_memory(0)
+
+        made = await self.artifacts.get(await asyncio.to_thread(_key, self.image, program), make)
+        return Compiled(made.stdout, await asyncio.to_thread(compile_error, made, self.spec.limits))
+
+    async def run_cases(self, binary: bytes | None) -> Runs:
+        """Run the program once per case, or once if there are none, until a case fails if the job is to stop early."""
+        spec, shape = self.spec, shape_of(self.spec, self.image, binary)
+        results: list[CaseResult] = []
+        started, sandbox = 0.0, None
+        patience, unchecked, room = True, True, TEXTS * spec.limits.output_bytes
+        for index, case in enumerate(spec.cases or (None,)):
+            program = TOOLS[spec.tool].program(spec, case, binary)
+            run = await self._run(program, shape, patience=self.lease.batch_id if patience else None)
+            sandbox, started = run.sandbox, started or run.started
+            result = _within(await self._judge(index, case, run), room)
+            patience = patience and not result.metrics.rerun  # once for a job, as the other slots stand idle for it
+            room -= len(result.stdout) + len(result.stderr)
+            results.append(result)
+            # Only after a failure, and once for a job: programs without errors do not pay for it.
+            if unchecked and result.verdict is Verdict.RUNTIME_ERROR and result.exit_code:
+                unchecked = False
+                if (refused := await self._syntax_error(shape)) is not None:
+                    return Runs([refused], started)
+            if result.verdict is not Verdict.PASSED and spec.stop_early:
+                break
+        return Runs(results, started, sandbox)
+
+    async def _run(self, program: Program, shape: Shape, *, patience: str | None) -> Run:
+        return await _fairly(program, shape, self.pool, fresh=self.spec.isolation == "fresh", patience=patience)
+
+    async def _judge(self, index: int, case: Case | None, run: Run) -> CaseResult:
+        """Return the result of one case, for which the job's checker is asked if it has one."""
+        if run.outcome is None:
+            detail = f"{DEATHS} fresh sandboxes ended by themselves, one after the other, while they ran the program"
+            return CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
+        if is_small(run.outcome, case):
+            result = case_result(index, run.outcome, self.spec, case)
+        else:  # in a thread, since the other slots must not wait for it
+            result = await asyncio.to_thread(case_result, index, run.outcome, self.spec, case)
+        if run.rerun:
+            result = result.model_copy(update={"metrics": result.metrics.model_copy(update={"rerun": True})})
+        if result.verdict is Verdict.PASSED and case is not None and case.comparator == "checker":
+            opinion = await self._check(case, run.outcome)
+            if not opinion.accepted:
+                detail = f"the checker rejected the output{opinion.words}"
+                result = result.model_copy(update={"verdict": Verdict.WRONG_ANSWER, "detail": detail})
+        return result
+
+    async def _syntax_error(self, shape: Shape) -> CaseResult | None:
+        """Return the syntax error of a program that has failed, if it has one and its language is not compiled. The
+        interpreter is given the text that was submitted, as the program may have changed its file."""
+        program = TOOLS[self.spec.tool].syntax(self.spec)
+        if program is None:
+            return None
+        run = await self._run(program, shape, patience=None)
+        return None if run.outcome is None else syntax_error(run.outcome, self.spec.limits)
+
+    async def _check(self, case: Case, outcome: Outcome) -> Opinion:
+        """Return the decision of the job's checker, which runs in a sandbox without the program. Raises `CheckerFailed`
+        if the checker cannot even judge the expected output."""
+        files = {"input": case.stdin.encode(), "output": outcome.stdout, "answer": case.expected.encode()}
+        opinion = await self._ask_checker(files)
+        if opinion.accepted is not None:
+            return opinion
+        # A program must not escape its score with an output that its checker cannot handle. If the checker can judge
+        # the expected output, the program's output is wrong.
+        able = await self._ask_checker(files | {"output": files["answer"]})
+        if able.accepted is None:
+            raise CheckerFailed(f"checker_failed{opinion.words}")
+        return Opinion(False, f": the checker failed on this output, but not on the expected one{opinion.words}")
+
+    async def _ask_checker(self, files: dict[str, bytes]) -> Opinion:
+        code = (self.spec.checker or "").encode()
+        program = Program(code=code, main="main.py", args=tuple(files), files=files, limits=CHECKER)
+        held = len(program.code) + 2 * sum(map(len, files.values())) + 2 * CHECKER.output_bytes
+        run = await self._run(program, _shape(self.settings.image, CHECKER, held), patience=None)
+        outcome = run.outcome
+        if outcome is None:
+            return Opinion(None, "")
+        words = one_line(outcome.stderr or outcome.stdout)
+        decided = outcome.ended is End.ITSELF and outcome.exit_code in (0, 1) and not outcome.note
+        return Opinion(outcome.exit_code == 0 if decided else None, f": {words}" if words else "")
+
+
+def _within(result: CaseResult, room: int) -> CaseResult:
+    """Return a result whose outputs are cut to an excerpt if they exceed this many characters, as the outputs of many
+    cases must not add up."""
+    if len(result.stdout) + len(result.stderr) <= room:
+        return result
+    return result.model_copy(
         update={
-            "stdout": run.stdout[:EXCERPT],
-            "stderr": run.stderr[:EXCERPT],
-            "stdout_truncated": run.stdout_truncated or len(run.stdout) > EXCERPT,
-            "stderr_truncated": run.stderr_truncated or len(run.stderr) > EXCERPT,
+            "stdout": result.stdout[:EXCERPT],
+            "stderr": result.stderr[:EXCERPT],
+            "stdout_truncated": result.stdout_truncated or len(result.stdout) > EXCERPT,
+            "stderr_truncated": result.stderr_truncated or len(result.stderr) > EXCERPT,
         }
     )
 
 
-async def _equipped(spec: JobSpec, image: str, pool: Pool, artifacts: Artifacts, settings: Settings) -> None:
-    """`SetupError` if the image lacks what the job's language needs: no program must pay for that. Asked once of an
-    image, where no program is."""
-    needed = LANGUAGES[spec.runs].needs
-    if needed == "bash" or (needed == "python3" and image == settings.image):
-        return  # where there is no bash, `sh` will do
-    program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
-
-    async def ask() -> Outcome:
-        _, _, outcome, _ = await _fairly(program, _shape(image, program.limits, 0), pool, fresh=False, patience=False)
-        return outcome or Outcome.killed_for_memory(0)
-
-    found = await artifacts.get(f"{image} {needed}", ask)
-    if found.exit_code != 0:
-        raise SetupError(
-            f"image: {name_of(image)} has no {needed}, which {spec.runs} needs; "
-            "`evalpool images build code` builds an image that has it"
-        )
+def _key(image: str, program: Program) -> str:
+    """Return a hash of everything that the compiler's output depends on. Large texts are hashed without a copy."""
+    files = sorted(program.files.items())
+    sizes = [len(program.code), *((name, len(content)) for name, content in files)]
+    key = sha256(repr((image, program.main, program.argv, sizes)).encode())
+    for content in (program.code, *(content for _, content in files)):
+        key.update(content)
+    return key.hexdigest()
 
 
-async def _compiled(spec: JobSpec, image: str, pool: Pool, artifacts: Artifacts) -> Outcome | None:
-    """What the job's compiler made of it, now or for another job; nothing where there is nothing to compile."""
-    program = TOOLS[spec.tool].compiler(spec)
-    if program is None:
-        return None
-    held = len(program.code) + sum(map(len, program.files.values())) + program.limits.output_bytes
-    shape = _shape(image, program.limits, held)
-
-    async def make() -> Outcome:
-        _, _, outcome, _ = await _fairly(program, shape, pool, fresh=spec.isolation == "fresh", patience=True)
-        return outcome or Outcome.killed_for_memory(0)
-
-    parts = (image, program.main, program.argv, program.code, sorted(program.files.items()))
-    return await artifacts.get(sha256(repr(parts).encode()).hexdigest(), make)
-
-
-async def _run(
-    index: int,
-    case: Case | None,
-    spec: JobSpec,
-    program: Program,
-    shape: Shape,
-    pool: Pool,
-    settings: Settings,
-    *,
-    patience: bool,
-) -> tuple[Sandbox, float, CaseResult]:
-    """One case in a sandbox that nothing else is in, and when it got there. With patience, a starved one again."""
-    fresh = spec.isolation == "fresh"
-    sandbox, started, outcome, rerun = await _fairly(program, shape, pool, fresh=fresh, patience=patience)
-    if outcome is None:
-        detail = f"{DEATHS} fresh sandboxes died of it, one after the other"
-        return sandbox, started, CaseResult(index=index, verdict=Verdict.RUNTIME_ERROR, detail=detail)
-    if len(outcome.stdout) < LARGE:
-        run = case_result(index, outcome, spec, case)
-    else:
-        run = await asyncio.to_thread(case_result, index, outcome, spec, case)
-    if rerun:
-        run = run.model_copy(update={"metrics": run.metrics.model_copy(update={"rerun": True})})
-    if run.verdict is Verdict.PASSED and case is not None and case.comparator == "checker":
-        accepted, words = await _checked(case, spec, outcome, pool, settings)
-        if not accepted:
-            run = run.model_copy(update={"verdict": Verdict.WRONG_ANSWER, "detail": f"its checker says no{words}"})
-    return sandbox, started, run
-
-
-async def _fairly(
-    program: Program, shape: Shape, pool: Pool, *, fresh: bool, patience: bool
-) -> tuple[Sandbox, float, Outcome | None, bool]:
-    """What it did, in which sandbox and since when, and whether it was run again. A program is run again if its sandbox
-    was paused at the wall limit, or, with patience, if it was starved of CPU; in that case it runs alone."""
-    sandbox, started, outcome = await _outcome(program, shape, pool, fresh=fresh)
-    starved = outcome is not None and patience and _starved(outcome, program.limits.wall)
-    rerun = starved or (outcome is not None and _paused(outcome))
-    if rerun:  # the clock ran while the program could not: that says nothing about it
-        patient = replace(program, patience=PATIENCE * program.limits.wall)
-        sandbox, _, outcome = await _outcome(patient, shape, pool, fresh=fresh, alone=starved)
-        if outcome is not None and _paused(outcome) and outcome.paused_seconds > patient.patience:
-            raise SandboxLost(f"the sandbox was paused from outside for {outcome.paused_seconds:.1f} s")
-    return sandbox, started, outcome, rerun
+async def _fairly(program: Program, shape: Shape, pool: Pool, *, fresh: bool, patience: str | None) -> Run:
+    """Run a program, and run it again if its sandbox was paused at the wall limit, or if the program was starved of CPU
+    and `patience` names its batch. A starved program then runs alone, unless the other slots have stood idle for this
+    batch too often."""
+    run = await _sturdily(program, shape, pool, fresh=fresh)
+    starved = run.outcome is not None and patience is not None and _starved(run.outcome, program.limits.wall)
+    if run.outcome is None or not (starved or _paused(run.outcome)):
+        return run
+    # The clock ran while the program could not, which says nothing about the program.
+    patient = replace(program, patience=PATIENCE * program.limits.wall)
+    again = await _sturdily(patient, shape, pool, fresh=fresh, alone=patience if starved else None)
+    if again.outcome is not None and _paused(again.outcome) and again.outcome.paused_seconds > patient.patience:
+        raise SandboxLost(f"the sandbox was paused from outside for {again.outcome.paused_seconds:.1f} s")
+    return again._replace(started=run.started, rerun=True)
 
 
 def _paused(outcome: Outcome) -> bool:
-    """Whether the wall limit ended it after its sandbox had been paused."""
-    return outcome.ended == "wall" and outcome.paused_seconds > 0
+    """Whether the wall limit ended the program after its sandbox had been paused."""
+    return outcome.ended is End.WALL and outcome.paused_seconds > 0
 
 
 def _starved(outcome: Outcome, wall: float) -> bool:
-    wanted = outcome.ended == "wall" and outcome.delay_seconds > STARVED * wall
-    return wanted and outcome.cpu_seconds < BUSY * wall
+    """Whether the wall limit ended the program after it had waited long for a CPU."""
+    waited = outcome.ended is End.WALL and outcome.delay_seconds > STARVED * wall
+    return waited and outcome.cpu_seconds < BUSY * wall
 
 
-async def _outcome(
-    program: Program, shape: Shape, pool: Pool, *, fresh: bool, alone: bool = False
-) -> tuple[Sandbox, float, Outcome | None]:
-    """What the program did, and where and when; `None`: it was too much for fresh sandboxes, again and again."""
+async def _sturdily(program: Program, shape: Shape, pool: Pool, *, fresh: bool, alone: str | None = None) -> Run:
+    """Run a program, and try another sandbox if one is lost."""
     losses = deaths = 0
     while True:
         fresh = fresh or losses > 0
@@ -192,48 +289,21 @@ async def _outcome(
                 started = time.monotonic()
                 outcome = await sandbox.run(program)
                 sandbox.suspect = outcome.abnormal
-            return sandbox, started, outcome
+            return Run(sandbox, started, outcome)
         except NoSandbox:
             raise
         except SandboxKilled:
             losses, deaths = losses + 1, deaths + fresh
             if deaths == DEATHS:
-                return sandbox, started, None
+                return Run(sandbox, started, None)
         except SandboxLost:
             losses += 1
-            if losses == TRIES:
+            if losses >= TRIES:
                 raise
 
 
-async def _checked(case: Case, spec: JobSpec, outcome: Outcome, pool: Pool, settings: Settings) -> tuple[bool, str]:
-    """The word of the job's own checker, which runs where the program never was."""
-    files = {"input": case.stdin.encode(), "output": outcome.stdout, "answer": case.expected.encode()}
-    accepted, words = await _asked(spec.checker or "", files, pool, settings)
-    if accepted is None:
-        # A program must not get out of the score by an output that its checker cannot bear: if it can judge the
-        # expected output, it is the program's that is wrong.
-        able, _ = await _asked(spec.checker or "", files | {"output": files["answer"]}, pool, settings)
-        if able is None:
-            raise CheckerFailed(f"checker_failed{words}")
-        words = f": it failed on this output, not on the expected one{words}"
-    return bool(accepted), words
-
-
-async def _asked(code: str, files: dict[str, bytes], pool: Pool, settings: Settings) -> tuple[bool | None, str]:
-    """Whether a checker accepts; nothing if it neither accepts nor rejects. And its words."""
-    program = Program(code=code.encode(), main="main.py", args=tuple(files), files=files, limits=CHECKER)
-    held = len(program.code) + 2 * sum(map(len, files.values())) + 2 * CHECKER.output_bytes
-    shape = _shape(settings.image, CHECKER, held)
-    _, _, said, _ = await _fairly(program, shape, pool, fresh=False, patience=False)
-    if said is None:
-        return None, ""
-    words = text(said.stderr or said.stdout).strip()[:300]
-    decided = said.ended == "itself" and said.exit_code in (0, 1) and not said.said
-    return (said.exit_code == 0 if decided else None), f": {words}" if words else ""
-
-
 def shape_of(spec: JobSpec, image: str, binary: bytes | None = None) -> Shape:
-    """The sandbox a job needs for all its cases; what was compiled may be larger than its text."""
+    """Return the shape of the sandbox that a job needs for all its cases; a binary may be larger than its source."""
     stdin = max((len(case.stdin) for case in spec.cases), default=len(spec.stdin))
     held = (
         len(spec.code if binary is None else binary)
@@ -241,7 +311,9 @@ def shape_of(spec: JobSpec, image: str, binary: bytes | None = None) -> Shape:
         + sum(map(len, spec.files.values()))
         + len(spec.check or "")
     )
-    return _shape(image, spec.limits, held + 2 * spec.limits.output_bytes)
+    shape = _shape(image, spec.limits, held + 2 * spec.limits.output_bytes)
+    large = 0 if binary is None else unpacked(binary) >> 20  # in addition to the job's own files, and in steps, too
+    return replace(shape, disk_mib=shape.disk_mib + (1 << large.bit_length())) if large > 8 else shape
 
 
 def _shape(image: str, limits: Limits, held: int) -> Shape:
@@ -249,36 +321,26 @@ def _shape(image: str, limits: Limits, held: int) -> Shape:
     return Shape(image, limits.memory_mib, limits.processes, limits.disk_mib, extra)
 
 
-def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox | None, setup: float, worker: str) -> Result:
-    """All runs as one: the first that failed decides, else the last. Without a sandbox it was only compiled."""
-    decisive = next((run for run in runs if run.verdict is not Verdict.PASSED), runs[-1])
-    detail = decisive.detail
-    if lease.spec.cases and sandbox is not None:
-        passed = sum(run.verdict is Verdict.PASSED for run in runs)
-        detail = f"{passed} of {len(lease.spec.cases)} cases passed"
-        if decisive.verdict is not Verdict.PASSED:
-            detail += f"; case {decisive.index}: {decisive.detail}"
+def _result(lease: Lease, runs: Runs, setup_seconds: float, worker: str) -> Result:
+    """Return the result of a job. The first case that failed decides, or else the last one."""
+    results, sandbox = runs.results, runs.sandbox
+    decisive = next((result for result in results if result.verdict is not Verdict.PASSED), results[-1])
+    cases = tuple(results) if lease.spec.cases and sandbox is not None else ()
     return finished(
         lease,
         decisive.verdict,
-        detail,
+        _detail(len(lease.spec.cases), cases, decisive),
         worker,
         **decisive.model_dump(
             include={"exit_code", "signal", "stdout", "stderr", "stdout_truncated", "stderr_truncated"}
         ),
-        cases=tuple(runs) if lease.spec.cases and sandbox is not None else (),
-        metrics=Metrics(
-            wall_seconds=sum(run.metrics.wall_seconds for run in runs),
-            cpu_seconds=sum(run.metrics.cpu_seconds for run in runs),
-            peak_memory_bytes=max(run.metrics.peak_memory_bytes for run in runs),
-            oom_killed=any(run.metrics.oom_killed for run in runs),
-            processes_peak=max(run.metrics.processes_peak for run in runs),
-            output_bytes=sum(run.metrics.output_bytes for run in runs),
-            queue_seconds=max(0.0, lease.started_at - lease.created_at),
-            setup_seconds=setup,
-            sandbox_uses=sandbox.uses if sandbox else 0,
-            limit_share=max(run.metrics.limit_share for run in runs),
-            rerun=any(run.metrics.rerun for run in runs),
+        cases=cases,
+        metrics=_total([result.metrics for result in results]).model_copy(
+            update={
+                "queue_seconds": max(0.0, lease.started_at - lease.created_at),
+                "setup_seconds": setup_seconds,
+                "sandbox_uses": sandbox.uses if sandbox else 0,
+            }
         ),
         sandbox_id=sandbox and sandbox.id,
         image_digest=sandbox and sandbox.image_digest,
@@ -286,8 +348,31 @@ def _result(lease: Lease, runs: Sequence[CaseResult], sandbox: Sandbox | None, s
     )
 
 
+def _detail(count: int, cases: Sequence[CaseResult], decisive: CaseResult) -> str:
+    """Return the sentence that explains the verdict; for a job with cases, it begins with how many have passed."""
+    if not cases:
+        return decisive.detail
+    passed = sum(case.verdict is Verdict.PASSED for case in cases)
+    why = "" if decisive.verdict is Verdict.PASSED else f"; case {decisive.index}: {decisive.detail}"
+    return f"{passed} of {count} cases passed{why}"
+
+
+def _total(runs: Sequence[Metrics]) -> Metrics:
+    """Return the metrics of all cases as one."""
+    return Metrics(
+        wall_seconds=sum(run.wall_seconds for run in runs),
+        cpu_seconds=sum(run.cpu_seconds for run in runs),
+        peak_memory_bytes=max(run.peak_memory_bytes for run in runs),
+        oom_killed=any(run.oom_killed for run in runs),
+        processes_peak=max(run.processes_peak for run in runs),
+        output_bytes=sum(run.output_bytes for run in runs),
+        limit_share=max(run.limit_share for run in runs),
+        rerun=any(run.rerun for run in runs),
+    )
+
+
 def finished(lease: Lease, verdict: Verdict, detail: str, worker: str, **more: object) -> Result:
-    """The result of a job, as of now."""
+    """Return the result of a job that has ended now."""
     fields: dict[str, object] = {
         "job_id": lease.job_id,
         "batch_id": lease.batch_id,

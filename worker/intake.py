@@ -7,20 +7,19 @@ import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
 
 from sqlalchemy.exc import DBAPIError
 
-from schemas import fleet, images
-from schemas.lease import Lease
-from schemas.settings import Settings
-from schemas.store import Store
-from worker.announcer import Announcer
-from worker.breaker import Breaker
-from worker.inventory import Inventory
-from worker.lease import PUT_BACK, Leases
-from worker.ledger import Ledger
-from worker.pool import Pool
+from evalpool.schemas import fleet, images
+from evalpool.schemas.lease import Claim, Lease
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.store import Store
+from evalpool.worker.breaker import Breaker
+from evalpool.worker.inventory import Inventory
+from evalpool.worker.lease import Leases, Stop
+from evalpool.worker.ledger import Ledger
+from evalpool.worker.pool import Pool
+from evalpool.worker.queue.announcer import Announcer
 
 log = logging.getLogger("evalpool.intake")
 
@@ -64,8 +63,6 @@ class Intake:
         self._freed = asyncio.Event()
         """Set when a job is over, so that there may be room for another."""
         self._pins: dict[tuple[str, str], str] = {}
-        self._told: WeakSet[asyncio.Task[None]] = WeakSet()
-        """Tasks that were cancelled so that they requeue their job."""
         self._background: set[asyncio.Task[None]] = set()
 
     async def follow(self) -> None:
@@ -102,18 +99,17 @@ class Intake:
             await asyncio.sleep(IDLE_SECONDS / 4)
             late = time.monotonic() - IDLE_SECONDS
             idle = [
-                task
-                for lease, task in self._leases.held()
-                if lease.claimed < late and not self._pool.begun(task) and task not in self._told
+                held
+                for held in self._leases.held()
+                if held.since < late and not self._pool.begun(held.task) and held.stopped is None
             ]
             if idle and self._open:
                 # So long that nothing is claimed ahead until jobs turn out to be shorter. Else the same jobs would be
                 # claimed again.
                 self._usual_seconds = max(self._usual_seconds, 2 * self._settings.slots * CLAIM_SECONDS)
                 log.info("%d jobs are given back after waiting for a slot", len(idle), extra={"action": "given_back"})
-                for task in idle:
-                    self._told.add(task)  # a second cancellation would interrupt the requeueing
-                    task.cancel(PUT_BACK)
+                for held in idle:
+                    held.stop(Stop.PUT_BACK)
 
     async def _next(self) -> list["asyncio.Task[None]"]:
         """Claim and start the next jobs. Returns none if none is left for this worker, or if it takes no more."""
@@ -161,12 +157,7 @@ class Intake:
                 if not self._open:
                     return []
                 continue
-            if claim.unreadable:
-                job_id, why = next(iter(claim.unreadable.items()))
-                log.warning(
-                    "%d jobs are left to workers of another version, since this version cannot read them: %s",
-                    len(claim.unreadable), why, extra={"action": "unreadable", "job": job_id},
-                )  # fmt: skip
+            _warn(claim)
             if claim.count == count:  # there may be more jobs, and other workers may be free
                 self._announcer.wake("more jobs wait")
             if claim.passed_over and not leases:  # nobody sends a wake-up when the lock is released
@@ -176,10 +167,13 @@ class Intake:
             elif claim.passed_over:
                 self._announcer.wake("jobs were locked")
             if leases or not claim.count:
-                tasks = [asyncio.get_running_loop().create_task(self._run(lease)) for lease in leases]
-                for lease, task in zip(leases, tasks, strict=True):
-                    self._leases.hold(lease, task)
+                tasks = [asyncio.get_running_loop().create_task(self._begin(lease)) for lease in leases]
+                await asyncio.sleep(0)  # until each of them has begun, and counts when the next jobs are claimed
                 return tasks
+
+    async def _begin(self, lease: Lease) -> None:
+        self._leases.hold(lease)
+        await self._run(lease)
 
     async def _settle(self, claimed: list[Lease]) -> list[Lease]:
         """The leases whose image is here, each with the digest of the image. The others are put back."""
@@ -196,17 +190,22 @@ class Intake:
             else:
                 shun = 0.0 if self._inventory.miss(image) else UNKNOWN_SECONDS
                 absent.setdefault(shun, []).append(lease)
-        others = [lease.job_id for lease in settled if lease.digest not in (None, self._digest(lease))]
-        if others:
+        shared = [lease for lease in settled if lease.digest is not None]
+        if shared and (others := await asyncio.to_thread(self._others, shared)):
             await self._ledger.call(Store.disown, others)
         for shun, leases in absent.items():
             await self._ledger.call(Store.put_back, leases, self._settings.worker_name, shun)
         return settled
 
-    def _digest(self, lease: Lease) -> str:
-        """The digest of all that decides the result of a job if this worker runs it. It differs from the submitter's if
-        no worker was alive then, or if the workers run programs in different ways."""
-        return lease.spec.digest(images.made_by(str(lease.image), fleet.profile(self._settings)))
+    def _others(self, leases: list[Lease]) -> list[str]:
+        """The ids of the jobs whose digest, if this worker runs them, is not their submitter's: no worker was alive at
+        the submission, or workers run programs in different ways. It runs in a thread, since the digests of large jobs
+        take long."""
+        profile = fleet.profile(self._settings)
+        made_by = [images.made_by(str(lease.image), profile) for lease in leases]
+        return [
+            lease.job_id for lease, made in zip(leases, made_by, strict=True) if lease.digest != lease.spec.digest(made)
+        ]
 
     async def _pin(self, batch_id: str, name: str, local: str) -> str:
         """The digest of this image for a batch whose submission could not pin it."""
@@ -217,3 +216,13 @@ class Intake:
                 self._pins.clear()
             self._pins[batch_id, name] = known
         return known
+
+
+def _warn(claim: Claim) -> None:
+    """Log that jobs are left to other workers, if this version cannot read them."""
+    if claim.unreadable:
+        job_id, why = next(iter(claim.unreadable.items()))
+        log.warning(
+            "%d jobs are left to workers of another version, since this version cannot read them: %s",
+            len(claim.unreadable), why, extra={"action": "unreadable", "job": job_id},
+        )  # fmt: skip

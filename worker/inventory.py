@@ -2,9 +2,9 @@
 
 import logging
 
-from schemas import fleet, images
-from schemas.errors import SandboxLost, SetupError
-from worker.sandbox.engine import Engine
+from evalpool.schemas import fleet, images
+from evalpool.schemas.errors import SandboxLost, SetupError
+from evalpool.worker.sandbox.engine import Engine
 
 log = logging.getLogger("evalpool.inventory")
 

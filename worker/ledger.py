@@ -1,19 +1,20 @@
-"""The store as the event loop sees it: all queries run in one thread, except the renewal of leases, which cannot wait
-for a long commit."""
+"""The store for the event loop: all queries run in one thread, except the renewal of leases, which cannot wait for a
+long commit."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Concatenate, ParamSpec, TypeVar
 
-from schemas.store import Store
+from evalpool.schemas.store import Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Ledger:
-    """One thread for all queries of a worker: SQLite has one writer anyway, and a commit per group needs no more."""
+    """Runs the queries of a worker in one thread, since SQLite has one writer anyway and results are committed in
+    groups."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -21,15 +22,15 @@ class Ledger:
         self._other = ThreadPoolExecutor(1, thread_name_prefix="leases")
 
     async def call(self, query: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query of the store, given as `Store.query`, and await its answer."""
+        """Run a query of the store, given as `Store.query`, and return its answer."""
         return await self._run(self._thread, query, *args, **kwargs)
 
     async def at_once(self, query: Callable[Concatenate[Store, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same in another thread, while the first one is busy."""
+        """Do the same in another thread, even while the first one is busy."""
         return await self._run(self._other, query, *args, **kwargs)
 
     def close(self) -> None:
-        """Finish what is under way and let go of the database."""
+        """Wait for the queries that run, and close the database."""
         self._thread.shutdown(wait=True)
         self._other.shutdown(wait=True)
         self._store.database.close()
@@ -41,5 +42,4 @@ class Ledger:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T:
-        bound: Callable[P, T] = getattr(self._store, query.__name__)
-        return await asyncio.get_running_loop().run_in_executor(thread, lambda: bound(*args, **kwargs))
+        return await asyncio.get_running_loop().run_in_executor(thread, lambda: query(self._store, *args, **kwargs))

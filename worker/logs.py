@@ -1,21 +1,21 @@
-"""Log lines: a sentence, a stable action, and ids; as text for people or as JSON for machines."""
+"""Log lines: each has a sentence, a stable action and ids, as text for people or as JSON for machines."""
 
 import json
 import logging
 import sys
 
-from schemas.terminal import plain
+from evalpool.schemas.terminal import plain
 
 FIELDS = ("action", "job", "batch", "attempt", "sandbox", "verdict")
 
 
 def set_up(form: str, level: int) -> None:
-    """All logs of this process to standard error, in this form."""
+    """Write all logs of this process to standard error, as `json` or as text."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Json() if form == "json" else Text())
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for chunky in ("celery.app.trace", "celery.worker.strategy"):
-        logging.getLogger(chunky).setLevel(logging.WARNING)  # two lines per message, where ours say one per job
+        logging.getLogger(chunky).setLevel(logging.WARNING)  # they log two lines per message
 
 
 class Text(logging.Formatter):
@@ -32,7 +32,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

@@ -6,11 +6,11 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from schemas.fleet import Member
-from schemas.settings import Settings
-from schemas.store import Store
-from worker.announcer import Announcer
-from worker.ledger import Ledger
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.store import Store
+from evalpool.worker.ledger import Ledger
+from evalpool.worker.queue.announcer import Announcer
 
 log = logging.getLogger("evalpool.reconciler")
 
@@ -81,6 +81,6 @@ class Reconciler:
         """Finish queueing or cancelling the batches of processes that have died."""
         for batch_id in await self._ledger.call(Store.abandoned):
             log.warning("finishing an interrupted batch", extra={"action": "finish", "batch": batch_id})
-            for todo, start in await self._ledger.call(Store.left, batch_id):  # other queries run between the parts
-                await self._ledger.call(Store.finish_part, batch_id, todo, start)
+            for step in await self._ledger.call(Store.steps, batch_id):  # other queries run between the steps
+                await self._ledger.call(Store.take_step, batch_id, step)
             self._announcer.wake(f"batch {batch_id}")

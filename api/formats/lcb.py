@@ -1,4 +1,5 @@
-"""LiveCodeBench: outputs of `question_id` with one program or a list, or lists of programs in the order of the ids."""
+"""LiveCodeBench: rows have `question_id` and one program or a list; or there are lists of programs in the order of
+ids."""
 
 import base64
 import json
@@ -10,49 +11,50 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from api.formats.calls import arguments, checked, decoded, judged
-from api.formats.lines import Lines
-from api.formats.rows import MAX_ROW, Row
-from api.formats.samples import Sample, candidates, few, numbered, scores
-from api.formats.shelf import Problems
-from schemas.errors import InvalidJob
-from schemas.job import Case, JobSpec
-from schemas.limits import Limits
-from schemas.report import Report, pass_at_k
-from schemas.result import Result
-from schemas.verdict import Verdict
+from evalpool.api.formats.calls import arguments, checked, decoded, judged
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import MAX_ROW, Row
+from evalpool.api.formats.samples import Problem, Sample, candidates, few, numbered
+from evalpool.api.formats.shelf import Problems
+from evalpool.api.reports.summary import scores
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report, pass_at_k
+from evalpool.schemas.result import Result
+from evalpool.schemas.verdict import Verdict
 
 TITLE = "LiveCodeBench outputs"
 LIMITS: dict[str, float] = {"cpu_seconds": 6, "wall_seconds": 12}
 CODES = {Verdict.PASSED: True, Verdict.WRONG_ANSWER: -2, Verdict.TIME_LIMIT: -3, Verdict.SANDBOX_ERROR: -5}
-"""Its words for verdicts; all others are -4, a runtime error."""
+"""The harness's codes for verdicts. All others are -4, a runtime error."""
 STRING = {"PROTO", "FRAME", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "MEMOIZE", "BINPUT", "STOP"}
-"""All that a pickle of one string consists of."""
+"""The operations of which a pickle of one string consists."""
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
-    """Whether the problems are LiveCodeBench's, or the samples at least name a question."""
+    """Return whether the problems are LiveCodeBench's or, without problems, whether the samples name a question."""
     return "question_id" in sample if problem is None else "public_test_cases" in problem
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each program, with all tests of its question: the public ones, then the private ones."""
+    """Yield one job for each program, with all tests of its question: the public ones, then the private ones."""
     known = _problems(problems)
     return judged(_samples(samples, known), known, _tests, limits)
 
 
 def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """None: its problems have no solutions."""
-    raise InvalidJob("LiveCodeBench's problems bring no reference solutions")
+    """Raise `InvalidJob`, since the problems have no solutions."""
+    raise InvalidJob("LiveCodeBench's problems have no reference solutions")
 
 
 def count(samples: Lines, problems: Lines | None) -> int | None:
-    """How many problems there are."""
+    """Return the number of problems."""
     return None if problems is None else sum(1 for _ in problems)
 
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
-    """LiveCodeBench's own result file: scores, what each test of each program gave, and what there is to say."""
+    """Write LiveCodeBench's result file: scores, the grade of each test of each program, and notes."""
     order = {task: index for index, task in enumerate(sorted(_problems(problems)))}
     grades: dict[int, list[list[bool | int]]] = defaultdict(list)
     notes: dict[int, list[str]] = defaultdict(list)
@@ -79,7 +81,7 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
 
 def _problems(problems: Lines | None) -> Problems:
     if problems is None:
-        raise InvalidJob("LiveCodeBench's problems are needed: --problems test.jsonl")
+        raise InvalidJob("the file of LiveCodeBench's problems is missing: --problems test.jsonl")
     return Problems(problems, _question)
 
 
@@ -93,14 +95,14 @@ def _question(row: Row) -> str:
 def _samples(samples: Lines, known: Problems) -> Iterator[Sample]:
     order = sorted(known)
 
-    def problem(row: Row) -> tuple[str, Mapping[str, Any]]:
+    def problem(row: Row) -> Problem:
         index = None if "question_id" in row.fields else row.fields.get("index")
         if not isinstance(index, int):
             question = _question(row)
-            return question, known.of(row, question, "question_id")
+            return Problem(question, known.of(row, question, "question_id"))
         if index not in range(len(order)):
-            raise InvalidJob(f"{row.place}: {known.name} has {len(order)} problems only")
-        return order[index], known[order[index]]
+            raise InvalidJob(f"{row.place}: {known.name} has only {len(order)} problems")
+        return Problem(order[index], known[order[index]])
 
     return numbered(samples, problem, lambda row: candidates(row, ("code", "completion"), ("code_list", "generations")))
 
@@ -113,7 +115,8 @@ def _tests(problem: Mapping[str, Any]) -> dict[str, Any]:
     metadata = decoded(problem.get("metadata"), "metadata")
     name = metadata.get("func_name") if isinstance(metadata, dict) else None
     if kinds != {"functional"} or not name:
-        raise InvalidJob(f"tests of the kinds {sorted(kinds)} for the function {name!r}: stdin, or functional with one")
+        found = f"the tests have the types {sorted(kinds)} and the function name {name!r}"
+        raise InvalidJob(f"{found}; they must all be stdin, or all be functional with a function name")
     cases = [Case(arguments(test["input"]), checked(test["output"]), comparator="json") for test in tests]
     return {"cases": cases, "entry_point": name}
 
@@ -132,7 +135,7 @@ def _listed(problem: Mapping[str, Any], name: str) -> list[dict[str, str]]:
 
 
 def _unpacked(given: str, name: str) -> str:
-    """Base64 of zlib of a pickle of one string. It is read as just that, and never loaded: a pickle is a program."""
+    """Decode base64 of zlib of a pickle of one string. The pickle is never loaded, since it could run a program."""
     try:
         unpacker = zlib.decompressobj()
         data = unpacker.decompress(base64.b64decode(given, validate=True), MAX_ROW)
@@ -141,10 +144,10 @@ def _unpacked(given: str, name: str) -> str:
     except (ValueError, zlib.error) as error:
         raise InvalidJob(f'"{name}" is damaged ({error})') from None
     if unpacker.unconsumed_tail:
-        raise InvalidJob(f'"{name}" is more than {MAX_ROW >> 20} MiB when it is unpacked')
+        raise InvalidJob(f'"{name}" has more than {MAX_ROW >> 20} MiB once it is unpacked')
     strings = [value for _, value in parts if isinstance(value, str)]
     if len(strings) != 1 or parts[-1][0] != "STOP" or not {code for code, _ in parts} <= STRING:
-        raise InvalidJob(f'"{name}" is a pickle of something other than one string, and is not loaded')
+        raise InvalidJob(f'"{name}" is not a pickle of one string, and other pickles are not loaded')
     return strings[0]
 
 

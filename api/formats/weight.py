@@ -3,7 +3,7 @@ a few kilobytes can hold a row that fills the memory."""
 
 import re
 
-from schemas.errors import InvalidJob
+from evalpool.schemas.errors import InvalidJob
 
 HEAVIEST = 256 << 20
 """Bytes that one parsed value may take: about six million numbers, or a million objects. The characters of strings are

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from api import submit_batch
-from api.cli import main
-from api.formats import read
-from api.runs import Run, say
-from schemas import Settings, Verdict
-from schemas.rows import job_id
-from schemas.store import Store
+from evalpool.api import submit_batch
+from evalpool.api.cli import main
+from evalpool.api.formats import read
+from evalpool.api.runs import Run, say
+from evalpool.schemas import Settings, Verdict
+from evalpool.schemas.rows import job_id
+from evalpool.schemas.store import Store
 from tests.api.conftest import Finish, record, rows
 
 Output = pytest.CaptureFixture[str]
@@ -26,12 +26,12 @@ BAD_LINES: list[tuple[Any, str]] = [
     ({"code": "x", "files": {"/etc/x": ""}}, "files"),
     ({"code": "x", "files": {"../x": ""}}, "files"),
     ({"code": "x" * (11 << 20)}, "code"),
-    ("{not json", "not JSON"),
+    ("{not json", "not valid JSON"),
 ]
 
 
 def evalpool(*arguments: str) -> int:
-    """The exit code of a command, run in this process."""
+    """Run a command in this process, and return its exit code."""
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
     return int(ended.value.code or 0)
@@ -43,7 +43,7 @@ def write(path: Path, *lines: Any) -> str:
 
 
 def finished(path: str, finish: Finish, *verdicts: Verdict) -> str:
-    """Submit a file as `run` does, and have it finished with these verdicts."""
+    """Submit a file as `run` does, and record these verdicts for its jobs."""
     with read(path) as data:
         batch = Run(data, sum(1 for _ in data.jobs())).submit()
     for seq, verdict in enumerate(verdicts):
@@ -106,6 +106,11 @@ def test_a_line_above_the_operators_ceiling_is_refused_with_file_and_line(
         ["run", "FILE", "--format", "parquet"],
         ["run", "FILE", "--problems", "FILE"],
         ["run", "FILE", "--out", "/dev/null/x"],
+        ["run", "FILE", "--isolation", "cold"],
+        ["run", "FILE", "--priority", "urgent"],
+        ["run", "FILE", "--image", "-x"],
+        ["run", "FILE", "--label", "novalue"],
+        ["run", "FILE", "--label", "=nokey"],
         ["run", "nowhere.jsonl"],
         ["status", "nobody"],
         ["results", "nobody"],
@@ -124,7 +129,7 @@ def test_wrong_usage_ends_with_2(store: Store, tmp_path: Path, capsys: Output, a
     assert rows(store) == 0
 
 
-def test_a_queue_that_is_away_ends_with_1_and_one_line(
+def test_an_unreachable_queue_ends_with_1_and_one_line(
     store: Store, tmp_path: Path, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
@@ -135,7 +140,7 @@ def test_a_queue_that_is_away_ends_with_1_and_one_line(
 
 
 @pytest.mark.redis
-def test_submit_prints_the_batch_id_alone_and_the_same_one_again(
+def test_submit_prints_only_the_batch_id_and_the_same_id_again(
     store: Store, redis_url: str, tmp_path: Path, capsys: Output
 ) -> None:
     path = write(tmp_path / "jobs.jsonl", {"code": "x"})
@@ -167,6 +172,7 @@ def test_run_reports_a_finished_batch_at_once_and_exports_it(finish: Finish, tmp
         "tasks": 2,
         "problems": None,
         "excluded": 0,
+        "warnings": [],
         "near_limit": 0,
         "rerun": 0,
         "deduplicated": 0,
@@ -210,7 +216,16 @@ def test_jobs_without_a_verdict_on_their_program_end_with_5(finish: Finish, tmp_
 
 
 @pytest.mark.redis
-def test_a_batch_can_be_looked_at_and_cancelled(finish: Finish, capsys: Output) -> None:
+def test_a_second_run_says_how_many_jobs_could_not_be_run(finish: Finish, tmp_path: Path, capsys: Output) -> None:
+    path = write(tmp_path / "jobs.jsonl", {"code": "a"}, {"code": "b"})
+    finished(path, finish, Verdict.PASSED, Verdict.SANDBOX_ERROR)
+    assert evalpool("run", path) == 5
+    said = "is complete, but 1 of its 2 jobs could not be run (sandbox_error); nothing was run now, --force runs"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.redis
+def test_a_batch_can_be_inspected_and_cancelled(finish: Finish, capsys: Output) -> None:
     batch = submit_batch([{"code": "x"}] * 3)
     finish([job_id(batch.id, 0)])
     assert evalpool("status", batch.id, "--json") == 0
@@ -261,11 +276,11 @@ def test_notes_are_escaped_for_the_terminal_too(capsys: Output) -> None:
 
 
 @pytest.mark.redis
-def test_the_doctor_looks_at_redis_and_the_database_too(
+def test_the_doctor_also_checks_redis_and_the_database(
     store: Store, redis_url: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("worker.sandbox.doctor.examine", lambda: [])
+    monkeypatch.setattr("evalpool.worker.machine.doctor.examine", lambda: [])
     assert evalpool("doctor") == 0
     out = capsys.readouterr().out
     assert "maxmemory-policy noeviction" in out
@@ -280,7 +295,7 @@ def test_the_doctor_says_which_redis_is_used_if_none_is_configured(
     store: Store, redis_server: str, capsys: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    monkeypatch.setattr("worker.sandbox.doctor.examine", lambda: [])
+    monkeypatch.setattr("evalpool.worker.machine.doctor.examine", lambda: [])
     for url, said in (("redis://127.0.0.1:1/0", "which does not answer"), (redis_server, "version ")):
         monkeypatch.setattr(Settings, "queue_url", url)
         assert evalpool("doctor") == 0
@@ -289,13 +304,60 @@ def test_the_doctor_says_which_redis_is_used_if_none_is_configured(
         assert f"all else uses {url}, {said}" in out
 
 
-def test_the_version_is_told_without_loading_the_queue_or_the_database() -> None:
+@pytest.mark.parametrize("module", ["typer", "evalpool.schemas.errors"])
+def test_ctrl_c_while_modules_are_imported_ends_with_130_and_no_traceback(module: str) -> None:
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from evalpool.__main__ import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path.cwd())
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("how", ["version", "--version"])
+def test_the_version_is_printed_without_loading_the_queue_or_the_database(how: str) -> None:
     code = (
         "import sys; from api.cli import main\n"
-        "try: main(['version'])\n"
+        f"try: main(['{how}'])\n"
         "finally: print(*(m for m in ('celery', 'sqlalchemy', 'docker') if m in sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=Path.cwd())
     assert done.returncode == 0
     assert done.stdout.strip()
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "told"),
+    [
+        (
+            ("worker",),
+            {"EVALPOOL_SLOT": "4"},
+            "EVALPOOL_SLOT is not a setting of evalpool; did you mean EVALPOOL_SLOTS?",
+        ),
+        (("worker",), {"EVALPOOL_REDIS_URL": "http://x"}, "EVALPOOL_REDIS_URL='http://x': it must begin with redis://"),
+        (
+            ("images", "list"),
+            {"DOCKER_HOST": "tcp://127.0.0.1:1"},
+            "the Docker engine at tcp://127.0.0.1:1 does not answer (Connection refused); ",
+        ),
+        (
+            ("images", "build"),
+            {"DOCKER_HOST": "tcp://127.0.0.1:1"},
+            "the Docker engine at tcp://127.0.0.1:1 does not answer (Connection refused); ",
+        ),
+    ],
+)
+def test_a_command_names_what_is_missing_in_one_line_without_a_traceback(
+    command: tuple[str, ...], env: dict[str, str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    monkeypatch.setattr("os.execv", lambda *_: pytest.fail("a worker was started"))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert evalpool(*command) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"evalpool: {told}")

@@ -1,23 +1,25 @@
-"""The embedded default: children that come up, are watched, and never outlive their owner."""
+"""The private Redis and worker of a run: they start, are watched, and never outlive their owner."""
 
 import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis
 
-from api.embedded import _spawn, celery_command, embedded
-from schemas import SetupError
-from schemas.settings import settings
+from evalpool.api.embedded import _environment, _spawn, celery_command, embedded
+from evalpool.api.receiver import in_thread
+from evalpool.schemas import SetupError
+from evalpool.schemas.settings import settings
 from tests.conftest import ROOT, eventually
 
 OWNER = """
 import time
-from api.embedded import embedded
-from schemas.settings import settings
+from evalpool.api.embedded import embedded
+from evalpool.schemas.settings import settings
 with embedded(settings()) as servers:
     print(servers.children[0].process.pid, flush=True)
     time.sleep(600)
@@ -32,7 +34,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.redis
-def test_a_private_redis_is_named_in_the_environment_and_gone_afterwards(redis_server: str) -> None:
+def test_a_private_redis_is_named_in_the_settings_and_gone_afterwards(redis_server: str) -> None:
     with embedded(settings(), slots=3) as servers:
         assert servers.private
         assert settings().slots == 3
@@ -44,8 +46,32 @@ def test_a_private_redis_is_named_in_the_environment_and_gone_afterwards(redis_s
         (child,) = servers.children
         assert url[9:41] not in Path(f"/proc/{child.process.pid}/cmdline").read_text()
         servers.check()
+        assert "EVALPOOL_REDIS_URL" not in os.environ
     assert child.process.poll() is not None
     assert settings().redis_url is None
+
+
+def test_a_child_has_the_settings_that_it_is_given_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALPOOL_DATABASE_URL", "sqlite:////nowhere")
+    monkeypatch.setenv("evalpool_chunk", "7")
+    monkeypatch.setenv("EVALPOOL_PRELOAD", "numpy,pandas")
+    own = settings().model_copy(update={"database_url": None, "slots": 3, "redis_url": "redis://127.0.0.1:1/0"})
+    given = {name: value for name, value in _environment(own).items() if name.upper().startswith("EVALPOOL_")}
+    assert given == {
+        "EVALPOOL_CHUNK": "7", "EVALPOOL_PRELOAD": '["numpy", "pandas"]', "EVALPOOL_SLOTS": "3",
+        "EVALPOOL_REDIS_URL": "redis://127.0.0.1:1/0", "EVALPOOL_STATE_DIR": str(own.state_dir),
+    }  # fmt: skip
+    for name in [name for name in os.environ if name.upper().startswith("EVALPOOL_")]:
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert settings() == own
+
+
+@pytest.mark.redis
+async def test_coroutines_use_the_settings_of_their_run(redis_server: str) -> None:
+    with embedded(settings()) as servers:
+        assert await in_thread(lambda: settings().queue_url) == servers.settings.redis_url
 
 
 def test_only_their_owner_can_read_logs_whatever_the_umask() -> None:
@@ -59,6 +85,27 @@ def test_only_their_owner_can_read_logs_whatever_the_umask() -> None:
     assert modes == [0o600, 0o700, 0o700]
 
 
+@pytest.mark.redis
+@pytest.mark.parametrize("failure", [None, KeyboardInterrupt(), SetupError("it failed")])
+def test_logs_are_kept_only_if_something_failed(redis_server: str, failure: BaseException | None) -> None:
+    with suppress(SetupError, KeyboardInterrupt), embedded(settings()) as servers:
+        (child,) = servers.children
+        assert child.log.exists()
+        if failure is not None:
+            raise failure
+    assert child.log.exists() is isinstance(failure, SetupError)
+
+
+@pytest.mark.redis
+def test_each_private_run_is_a_fleet_of_its_own(redis_server: str) -> None:
+    names = set()
+    for _ in range(2):
+        with embedded(settings()):
+            names.add(settings().fleet)
+    assert len(names - {None}) == 2
+    assert settings().fleet is None
+
+
 def test_a_configured_redis_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
     with embedded(settings()) as servers:
@@ -69,13 +116,13 @@ def test_a_configured_redis_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_machine_without_redis_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.embedded.redis_binary", lambda: None)
+    monkeypatch.setattr("evalpool.api.embedded.redis_binary", lambda: None)
     with pytest.raises(SetupError, match="apt-get install redis-server"), embedded(settings()):
         pass
 
 
 @pytest.mark.redis
-def test_a_dead_child_is_noticed_with_the_end_of_its_log(redis_server: str) -> None:
+def test_a_dead_child_is_reported_with_the_end_of_its_log(redis_server: str) -> None:
     with embedded(settings()) as servers:
         command = [sys.executable, "-c", "print('the reason'); raise SystemExit(3)"]
         servers.children.append(_spawn("worker", command, settings(), signal.SIGTERM))
@@ -97,7 +144,7 @@ def test_the_private_redis_dies_with_its_owner(redis_server: str, how: signal.Si
     eventually(lambda: not alive(pid))
 
 
-def test_celery_is_started_on_our_worker_whatever_lies_around(tmp_path: Path) -> None:
+def test_celery_starts_our_worker_even_beside_modules_of_the_same_names(tmp_path: Path) -> None:
     for name in ("worker", "schemas", "api"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong module')")
     done = subprocess.run(

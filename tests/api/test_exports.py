@@ -1,4 +1,4 @@
-"""Tables of a batch, as other programs read them."""
+"""The result files for other programs."""
 
 import csv
 import json
@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from api.exports import COLUMNS, TEXT, write_csv, write_junit, write_parquet
-from schemas import Metrics, Result, Verdict
-from schemas.errors import SetupError
-from schemas.report import Report, Spread
-from schemas.result import CaseResult
+from evalpool.api.reports.exports import COLUMNS, TEXT, write_csv, write_junit, write_parquet
+from evalpool.schemas import Metrics, Result, Verdict
+from evalpool.schemas.errors import SetupError
+from evalpool.schemas.report import Report, Spread
+from evalpool.schemas.result import CaseResult
 from tests.conftest import missing
 
 WHEN = datetime(2026, 11, 16, 12, 30, tzinfo=UTC)
@@ -30,7 +30,7 @@ def result(seq: int = 0, verdict: Verdict = Verdict.PASSED, **fields: object) ->
 
 
 def report_of(results: list[Result]) -> Report:
-    """As far as an export looks at it."""
+    """A report with the fields that an export reads."""
     verdicts = {each.verdict: sum(one.verdict is each.verdict for one in results) for each in results}
     return Report(
         batch_id="b",
@@ -50,7 +50,7 @@ def report_of(results: list[Result]) -> Report:
 
 @pytest.fixture
 def parquet() -> Any:
-    """What reads Parquet."""
+    """The library that reads Parquet."""
     try:
         from pyarrow import parquet
     except ImportError:
@@ -113,7 +113,7 @@ def test_text_that_only_looks_like_csv_stays_in_its_cell(tmp_path: Path) -> None
 def test_parquet_keeps_the_types_and_is_written_in_groups(
     parquet: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.exports.GROUP", 2)
+    monkeypatch.setattr("evalpool.api.reports.exports.GROUP", 2)
     write_parquet([FULL, result(), result(1, stdout=HOSTILE)], tmp_path / "r.parquet")
     file = parquet.ParquetFile(tmp_path / "r.parquet")
     assert file.metadata.num_row_groups == 2
@@ -126,7 +126,7 @@ def test_parquet_keeps_the_types_and_is_written_in_groups(
     assert hostile["stdout"] == HOSTILE  # no spreadsheet reads this
 
 
-def test_parquet_of_nothing_is_an_empty_table(parquet: Any, tmp_path: Path) -> None:
+def test_a_batch_without_results_is_an_empty_parquet_table(parquet: Any, tmp_path: Path) -> None:
     write_parquet([], tmp_path / "r.parquet")
     table = parquet.read_table(tmp_path / "r.parquet")
     assert (table.num_rows, table.column_names) == (0, list(COLUMNS))
@@ -138,7 +138,7 @@ def test_without_pyarrow_the_error_names_the_remedy(tmp_path: Path, monkeypatch:
         write_parquet([], tmp_path / "r.parquet")
 
 
-def test_junit_tells_failures_errors_and_skipped_apart(tmp_path: Path) -> None:
+def test_junit_distinguishes_failures_errors_and_skipped_tests(tmp_path: Path) -> None:
     results = [
         result(0, task_id="t/1", sample_id=0, metrics=Metrics(wall_seconds=0.5)),
         result(1, Verdict.WRONG_ANSWER, task_id="t/1", sample_id=1, detail='"<&>" is wrong', stderr="]]> <b>&"),
@@ -165,7 +165,7 @@ def test_junit_tells_failures_errors_and_skipped_apart(tmp_path: Path) -> None:
     assert failure.text == "]]> <b>&"
 
 
-def test_junit_leaves_out_what_xml_cannot_hold(tmp_path: Path) -> None:
+def test_junit_leaves_out_characters_that_xml_does_not_allow(tmp_path: Path) -> None:
     odd = "a\x00\x08\x1b\ufffe\uffffb\n\t😀"
     results = [result(0, Verdict.RUNTIME_ERROR, detail=odd, stderr=odd, task_id=odd)]
     write_junit(results, tmp_path / "r.xml", report_of(results))
@@ -174,8 +174,8 @@ def test_junit_leaves_out_what_xml_cannot_hold(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("parquet")
-def test_exports_hold_no_more_than_a_group_of_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.exports.GROUP", 3)
+def test_exports_keep_at_most_one_group_of_results_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalpool.api.reports.exports.GROUP", 3)
     alive: set[int] = set()
     most = 0
 

@@ -1,4 +1,4 @@
-"""APPS, TACO, PRIME and verl: tests in `input_output`, candidates in whatever field they come."""
+"""APPS, TACO, PRIME and verl: tests are in `input_output`, candidates in one of several fields."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from api.formats.calls import PREAMBLE
-from schemas import Case, InvalidJob, JobSpec
+from evalpool.api import formats
+from evalpool.api.formats.calls import PREAMBLE
+from evalpool.schemas import Case, InvalidJob, JobSpec
 from tests.api.test_formats import jobs, lines, written
 
 STDIN = {"inputs": ["1\n", ["2", "3"]], "outputs": ["2\n", ["4", "6"]]}
@@ -68,7 +68,7 @@ CANDIDATES = [
 
 
 @pytest.mark.parametrize(("fields", "codes"), CANDIDATES, ids=[",".join(fields) for fields, _ in CANDIDATES])
-def test_candidates_are_taken_from_the_field_they_are_in(tmp_path: Path, fields: Any, codes: list[str]) -> None:
+def test_candidates_may_be_in_any_of_the_usual_fields(tmp_path: Path, fields: Any, codes: list[str]) -> None:
     found = jobs(lines(tmp_path / "f.jsonl", row(STDIN, **fields)))
     assert [(job.code.removeprefix(PREAMBLE), job.sample_id) for job in found] == list(
         zip(codes, range(9), strict=False)
@@ -76,7 +76,7 @@ def test_candidates_are_taken_from_the_field_they_are_in(tmp_path: Path, fields:
 
 
 @pytest.mark.parametrize("key", ["task_id", "problem_id", "question_id", "id"])
-def test_samples_beside_problems_are_found_by_id(tmp_path: Path, key: str) -> None:
+def test_problems_in_a_file_of_their_own_are_found_by_id(tmp_path: Path, key: str) -> None:
     problems = lines(tmp_path / "problems.jsonl", row(STDIN, solutions='["r", "s"]'), row(STDIN, problem_id=8))
     path = lines(tmp_path / "samples.jsonl", *({key: "7", "completion": str(n)} for n in range(2)))
     with formats.read(path, problems=problems) as data:
@@ -85,14 +85,14 @@ def test_samples_beside_problems_are_found_by_id(tmp_path: Path, key: str) -> No
         assert [job.code for job in data.references()] == [PREAMBLE + "r"]
 
 
-def test_rows_without_an_id_are_problems_by_themselves(tmp_path: Path) -> None:
+def test_each_row_without_an_id_is_a_problem_of_its_own(tmp_path: Path) -> None:
     rows = [{"input_output": STDIN, "completions": ["a", "b"]}, {"input_output": STDIN, "completion": "c"}]
     found = jobs(lines(tmp_path / "f.jsonl", *rows))
     assert [(job.task_id, job.sample_id) for job in found] == [(0, 0), (0, 1), (1, 0)]
 
 
 WRONG: list[tuple[Any, str]] = [
-    (row("{", completion=""), '"input_output" is not JSON'),
+    (row("{", completion=""), '"input_output" is not valid JSON'),
     (row([], completion=""), '"input_output" must be an object'),
     (row({"inputs": ["1"], "outputs": []}, completion=""), "1 inputs, 0 outputs"),
     (row({}, completion=""), "0 inputs"),
@@ -101,7 +101,7 @@ WRONG: list[tuple[Any, str]] = [
     (row({"assert_case": "assert 1"}, completion=""), "not lists"),
     (row({**STDIN, "assert_case": ["assert 1"]}, completion=""), "2 inputs, 2 outputs and 1 asserts"),
     (row({"inputs": [1], "outputs": [1], "fn_name": "f"}, completion=""), "lists of arguments"),
-    (row({"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}, completion=""), "not JSON"),
+    (row({"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}, completion=""), "not valid JSON"),
     (row({"inputs": [[1]], "outputs": ["1"], "fn_name": "a b"}, completion=""), "entry_point"),
     (row(STDIN), '"completion" must be a string'),
     (row(STDIN, solutions=""), '"completion" must be a string'),
@@ -111,23 +111,23 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("bad", "named"), WRONG, ids=range(len(WRONG)))
-def test_a_bad_row_is_told_with_file_and_line(tmp_path: Path, bad: Any, named: str) -> None:
+def test_a_bad_row_is_reported_with_file_and_line(tmp_path: Path, bad: Any, named: str) -> None:
     path = lines(tmp_path / "f.jsonl", row(STDIN, completion=""), bad)
     with pytest.raises(InvalidJob, match=rf"f.jsonl:2: .*{named}"):
         jobs(path)
 
 
-def test_a_bad_test_of_a_problem_is_told_with_the_problem_s_line(tmp_path: Path) -> None:
+def test_a_bad_test_is_reported_with_the_line_of_its_problem(tmp_path: Path) -> None:
     path = lines(tmp_path / "samples.jsonl", {"task_id": 7, "completion": ""})
     with pytest.raises(InvalidJob, match=r"problems.jsonl:1: .input_output. must be an object"):
         jobs(path, problems=lines(tmp_path / "problems.jsonl", row([])))
-    with pytest.raises(InvalidJob, match=r"samples.jsonl:1: problem: no problem '7' in .*, which has 1"):
+    with pytest.raises(InvalidJob, match=r"samples.jsonl:1: problem: .* does not contain the problem '7'"):
         jobs(path, problems=lines(tmp_path / "problems.jsonl", row(STDIN, problem_id=8)))
     with pytest.raises(InvalidJob, match=r"samples.jsonl:1: one of task_id, problem_id, question_id, id must be"):
         jobs(lines(tmp_path / "samples.jsonl", {"completion": ""}), problems=str(tmp_path / "problems.jsonl"))
 
 
-def test_solutions_that_nobody_has_cannot_be_run(tmp_path: Path) -> None:
+def test_calibration_without_reference_solutions_is_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "f.jsonl", row(STDIN, completion=""))
     with formats.read(path, problems=path) as data, pytest.raises(InvalidJob, match="no reference solution"):
         list(data.references())
@@ -135,5 +135,5 @@ def test_solutions_that_nobody_has_cannot_be_run(tmp_path: Path) -> None:
         list(data.references())
 
 
-def test_there_is_no_result_file_besides_ours(tmp_path: Path) -> None:
+def test_the_format_has_no_result_file_of_its_own(tmp_path: Path) -> None:
     assert written(lines(tmp_path / "f.jsonl", row(STDIN, completion="")), [], tmp_path) is None

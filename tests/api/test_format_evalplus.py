@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from schemas import InvalidJob, Verdict
+from evalpool.api import formats
+from evalpool.schemas import InvalidJob, Verdict
 from tests.api.test_formats import PROBLEM, jobs, lines, results, written
 
 CHECK = "def check(f):\n    assert f(2) == 4\n\ncheck(double)"
@@ -44,12 +44,12 @@ def test_a_folder_of_programs_is_evalplus(tmp_path: Path, problems: str) -> None
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"task_id": "Toy/9", "solution": ""}, "no problem 'Toy/9' in .*problems.jsonl, which has 2"),
+        ({"task_id": "Toy/9", "solution": ""}, "problems.jsonl does not contain the problem 'Toy/9'"),
         ({"task_id": "Toy/0", "solution": 1}, '"solution" must be a string'),
         ({"task_id": "Toy/0"}, '"solution" must be a string'),
     ],
 )
-def test_a_bad_sample_is_told_with_file_and_line(tmp_path: Path, problems: str, row: Any, named: str) -> None:
+def test_a_bad_sample_is_reported_with_file_and_line(tmp_path: Path, problems: str, row: Any, named: str) -> None:
     path = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", "solution": ""}, row)
     with pytest.raises(InvalidJob, match=rf"samples.jsonl:2: .*{named}"):
         jobs(path, problems=problems)
@@ -59,7 +59,7 @@ def test_a_bad_sample_is_told_with_file_and_line(tmp_path: Path, problems: str, 
 def test_problems_with_inputs_instead_of_a_test_are_refused(tmp_path: Path, key: str) -> None:
     full = {name: value for name, value in PROBLEM.items() if name != "test"} | {"base_input": [], "plus_input": []}
     path = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", key: ""})
-    with pytest.raises(InvalidJob, match=r"full.jsonl:1: .*take the OriginFmt file"):
+    with pytest.raises(InvalidJob, match=r"full.jsonl:1: .*use the OriginFmt file"):
         jobs(path, problems=lines(tmp_path / "full.jsonl", full))
 
 

@@ -1,4 +1,4 @@
-"""Files of rows in every shape they come in: read by what is in them, a row at a time, and hostile ones refused."""
+"""Files of rows in every layout are read a row at a time, and hostile files are refused."""
 
 import gzip
 import json
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from api.formats.lines import Lines
-from api.formats.shelf import Problems, Shelf
-from schemas import InvalidJob
+from evalpool.api.formats.lines import Lines
+from evalpool.api.formats.shelf import Problems, Shelf
+from evalpool.schemas import InvalidJob
 
 
 def read(path: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -27,7 +27,7 @@ SHAPES = {
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
 @pytest.mark.parametrize(("text", "places"), SHAPES.values(), ids=SHAPES)
-def test_a_file_is_read_by_what_is_in_it(
+def test_the_layout_of_a_file_is_recognised_by_its_content(
     tmp_path: Path, text: str, places: list[str], mark: bytes, packed: bool
 ) -> None:
     data = mark + text.lstrip().encode() if mark else text.encode()
@@ -51,26 +51,26 @@ def test_lists_of_strings_are_generations_with_their_index(tmp_path: Path) -> No
 
 
 WRONG = [
-    (b"[1]", "f: item 1: an object or a list of strings is needed"),
-    (b'[{"a": 1}, null]', "f: item 2: an object or a list of strings is needed"),
-    (b'[["a", 1]]', "f: item 1: an object or a list of strings is needed"),
-    (b'[{"a": 1}, {"a"', "f: item 2: not JSON that can be read (parse error: premature EOF)"),
-    (b'[{"a": 1}] x', "f: item 2: not JSON that can be read (parse error: trailing garbage)"),
-    (b'[{"a": "\xff"}]', "f: item 1: not JSON that can be read (lexical error: invalid bytes in UTF8 string.)"),
-    (b"[" + b"1" * 5000 + b"]", "f: item 1: not JSON that can be read (parse error: integer overflow)"),
-    (b'[{"a": 1}, ' + b"[" * 200_000, "f: item 2: nested more than 100 deep"),
-    (b'{\n"a": 1,\n"b": x\n}', "f:3: not JSON (Expecting value at column 6)"),
-    (b'{\n"a": 1}\n{"a": 2}', "f:3: not JSON (Extra data at column 1)"),
-    (b'{"a": "cut', "f:1: not JSON (Unterminated string starting at at column 7)"),
-    (b'{"a": "cut\n{"a": 1}', "f:1: not JSON (Unterminated string starting at at column 7)"),
-    (b'{"a": ' + b"[" * 200_000, "f:1: not JSON that can be read"),
-    (b"{\n" + b'"\xff": 1}', "f:1: not UTF-8"),
-    (b"1\n", "f:1: a JSON object is needed on each line, not int"),
+    (b"[1]", "f: item 1: each item must be an object or a list of strings"),
+    (b'[{"a": 1}, null]', "f: item 2: each item must be an object or a list of strings"),
+    (b'[["a", 1]]', "f: item 1: each item must be an object or a list of strings"),
+    (b'[{"a": 1}, {"a"', "f: item 2: not valid JSON (parse error: premature EOF)"),
+    (b'[{"a": 1}] x', "f: item 2: not valid JSON (parse error: trailing garbage)"),
+    (b'[{"a": "\xff"}]', "f: item 1: not valid JSON (lexical error: invalid bytes in UTF8 string.)"),
+    (b"[" + b"1" * 5000 + b"]", "f: item 1: not valid JSON (parse error: integer overflow)"),
+    (b'[{"a": 1}, ' + b"[" * 200_000, "f: item 2: the item is nested more than 100 levels deep"),
+    (b'{\n"a": 1,\n"b": x\n}', "f:3: not valid JSON (Expecting value at column 6)"),
+    (b'{\n"a": 1}\n{"a": 2}', "f:3: not valid JSON (Extra data at column 1)"),
+    (b'{"a": "cut', "f:1: not valid JSON (Unterminated string starting at column 7)"),
+    (b'{"a": "cut\n{"a": 1}', "f:1: not valid JSON (Unterminated string starting at column 7)"),
+    (b'{"a": ' + b"[" * 200_000, "f:1: not valid JSON"),
+    (b"{\n" + b'"\xff": 1}', "f:1: the text is not valid UTF-8"),
+    (b"1\n", "f:1: each line must be a JSON object, not int"),
 ]
 
 
 @pytest.mark.parametrize(("data", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, data: bytes, message: str) -> None:
+def test_unreadable_data_is_reported_with_its_place(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "f").write_bytes(data)
     with pytest.raises(InvalidJob) as caught:
         read(tmp_path / "f")
@@ -78,24 +78,24 @@ def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, data: bytes,
 
 
 @pytest.mark.parametrize("start", [b'[{"a": "', b'{\n"a": "', b'{"a": "'])
-def test_a_row_without_end_is_refused_before_it_fills_the_memory(
+def test_an_endless_row_is_refused_before_it_fills_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes
 ) -> None:
-    monkeypatch.setattr("api.formats.rows.MAX_ROW", 4 << 20)
+    monkeypatch.setattr("evalpool.api.formats.rows.MAX_ROW", 4 << 20)
     (tmp_path / "f").write_bytes(gzip.compress(start + b"x" * (6 << 20), 1))
-    with pytest.raises(InvalidJob, match=r"f:( item )?1: .*more than 4 MiB"):
+    with pytest.raises(InvalidJob, match=r"f:( item )?1: .* (larger|longer) than 4 MiB"):
         read(tmp_path / "f")
 
 
-def test_a_damaged_array_in_gzip_is_told(tmp_path: Path) -> None:
+def test_a_damaged_array_in_gzip_is_reported(tmp_path: Path) -> None:
     rows = [{"a": str(n) * 50} for n in range(20_000)]
     (tmp_path / "f").write_bytes(gzip.compress(json.dumps(rows).encode())[:-20])
-    with pytest.raises(InvalidJob, match=r"f: item \d+: damaged gzip data here or below"):
+    with pytest.raises(InvalidJob, match=r"f: item \d+: the gzip data is damaged at or after this line"):
         read(tmp_path / "f")
 
 
 @pytest.mark.parametrize("start", ["[", ""])
-def test_a_file_is_never_all_in_memory(tmp_path: Path, start: str) -> None:
+def test_a_file_is_never_completely_in_memory(tmp_path: Path, start: str) -> None:
     row = json.dumps({"a": "x" * 100_000})
     with (tmp_path / "f").open("w") as file:  # 30 MB
         file.write(start + (",\n" if start else "\n").join([row] * 300) + ("]" if start else ""))
@@ -107,7 +107,7 @@ def test_a_file_is_never_all_in_memory(tmp_path: Path, start: str) -> None:
         tracemalloc.stop()
 
 
-def test_a_folder_of_objects_is_read_in_the_order_of_names_and_without_results(tmp_path: Path) -> None:
+def test_a_folder_of_objects_is_read_by_name_without_result_files(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text('{\n"a": 2\n}')
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"a": 1}'))
     (tmp_path / "a.results.json.gz").write_bytes(b"")
@@ -118,7 +118,7 @@ def test_a_folder_of_objects_is_read_in_the_order_of_names_and_without_results(t
     ]
 
 
-def test_a_folder_of_programs_is_samples_in_the_order_of_numbers(tmp_path: Path) -> None:
+def test_a_folder_of_programs_is_read_in_the_order_of_numbers(tmp_path: Path) -> None:
     for task, number in (("HumanEval_2", 0), ("HumanEval_10", 10), ("HumanEval_10", 9)):
         (tmp_path / task).mkdir(exist_ok=True)
         (tmp_path / task / f"{number}.py").write_text(f"{number}")
@@ -128,11 +128,11 @@ def test_a_folder_of_programs_is_samples_in_the_order_of_numbers(tmp_path: Path)
         (f"{tmp_path.name}/HumanEval_10/10.py", {"task_id": "HumanEval/10", "solution": "10"}),
     ]
     (tmp_path / "HumanEval_2" / "0.py").write_bytes(b"\xff")
-    with pytest.raises(InvalidJob, match=r"HumanEval_2/0.py: not UTF-8"):
+    with pytest.raises(InvalidJob, match=r"HumanEval_2/0.py: the file is not valid UTF-8"):
         read(tmp_path)
 
 
-def test_the_digest_of_a_folder_is_that_of_names_and_bytes(tmp_path: Path) -> None:
+def test_the_digest_of_a_folder_depends_on_names_and_contents(tmp_path: Path) -> None:
     seen = set()
     for name, text in (("a.json", "{}"), ("b.json", "{}"), ("b.json", "{} ")):
         (tmp_path / name).write_text(text)
@@ -150,8 +150,8 @@ def test_files_are_named_after_the_samples(name: str, stem: str) -> None:
     assert Lines(name, Path(name)).stem == stem
 
 
-def test_what_is_put_aside_comes_back_from_memory_and_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.formats.shelf.MEMORY", 100)
+def test_a_shelf_returns_values_from_memory_and_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalpool.api.formats.shelf.MEMORY", 100)
     shelf = Shelf()
     values = [{"n": n, "text": "ä\ud800" * n} for n in range(20)]
     kept = [shelf.put(value) for value in values]
@@ -161,7 +161,7 @@ def test_what_is_put_aside_comes_back_from_memory_and_from_disk(monkeypatch: pyt
 def test_problems_larger_than_the_memory_are_found_by_their_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.formats.shelf.MEMORY", 1 << 20)
+    monkeypatch.setattr("evalpool.api.formats.shelf.MEMORY", 1 << 20)
     with (tmp_path / "f").open("w") as file:
         file.writelines(json.dumps({"id": str(n), "text": str(n) * 30_000}) + "\n" for n in range(300))
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""LiveCodeBench: tests packed in odd ways, outputs in three shapes, and its result file."""
+"""LiveCodeBench: packed tests, outputs in three layouts, and its result file."""
 
 import base64
 import json
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from api.formats.calls import PREAMBLE
-from api.formats.rows import MAX_ROW
-from schemas import CaseResult, InvalidJob, Verdict
+from evalpool.api import formats
+from evalpool.api.formats.calls import PREAMBLE
+from evalpool.api.formats.rows import MAX_ROW
+from evalpool.schemas import CaseResult, InvalidJob, Verdict
 from tests.api.test_formats import jobs, lines, report, results
 
 
@@ -114,7 +114,7 @@ PACKED = [
     (base64.b64encode(zlib.compress(b"\x80\x04X\xff\xff\xff\xffx.")).decode(), "damaged"),
     (BOMB, "more than 64 MiB"),
     (packed("x" * (MAX_ROW + 1)), "more than 64 MiB"),
-    (packed("not json"), "is not JSON"),
+    (packed("not json"), "is not valid JSON"),
     (packed("[1]"), "must be a list of objects"),
     (packed('{"a": 1}'), "must be a list of objects"),
     ("!", "damaged"),
@@ -137,28 +137,28 @@ def test_a_hostile_or_damaged_pickle_is_refused_by_its_line(
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"metadata": "{}"}, "for the function None"),
-        ({"metadata": "["}, '"metadata" is not JSON'),
-        ({"public_test_cases": listed("stdin", ("", ""))}, r"kinds \['functional', 'stdin'\]"),
-        ({"public_test_cases": "[]", "private_test_cases": "[]"}, r"kinds \[\]"),
-        ({"public_test_cases": listed("functional", ("1,", "1"))}, "not JSON"),
-        ({"public_test_cases": listed("functional", ("1", "one"))}, "not JSON"),
+        ({"metadata": "{}"}, "the function name None"),
+        ({"metadata": "["}, '"metadata" is not valid JSON'),
+        ({"public_test_cases": listed("stdin", ("", ""))}, r"types \['functional', 'stdin'\]"),
+        ({"public_test_cases": "[]", "private_test_cases": "[]"}, r"types \[\]"),
+        ({"public_test_cases": listed("functional", ("1,", "1"))}, "not valid JSON"),
+        ({"public_test_cases": listed("functional", ("1", "one"))}, "not valid JSON"),
     ],
 )
-def test_a_bad_problem_is_told_with_file_and_line(tmp_path: Path, change: dict[str, Any], named: str) -> None:
+def test_a_bad_problem_is_reported_with_file_and_line(tmp_path: Path, change: dict[str, Any], named: str) -> None:
     path = lines(tmp_path / "out.jsonl", {"question_id": "a", "code": ""})
     with pytest.raises(InvalidJob, match=rf"test.jsonl:1: .*{named}"):
         jobs(path, problems=lines(tmp_path / "test.jsonl", {**CALL, **change}))
 
 
-def test_bad_outputs_are_told_with_their_place(tmp_path: Path, problems: str) -> None:
+def test_bad_outputs_are_reported_with_their_place(tmp_path: Path, problems: str) -> None:
     path = lines(tmp_path / "out.jsonl", {"question_id": "c", "code": ""})
-    with pytest.raises(InvalidJob, match=r"out.jsonl:1: question_id: no problem 'c' in .*, which has 2"):
+    with pytest.raises(InvalidJob, match=r"out.jsonl:1: question_id: .* does not contain the problem 'c'"):
         jobs(path, problems=problems)
     with pytest.raises(InvalidJob, match=r"--problems test.jsonl"):
         jobs(path)
     (tmp_path / "out.json").write_text('[["1"], ["2"], ["3"]]')
-    with pytest.raises(InvalidJob, match=r"out.json: item 3: .*test.jsonl has 2 problems only"):
+    with pytest.raises(InvalidJob, match=r"out.json: item 3: .*test.jsonl has only 2 problems"):
         jobs(str(tmp_path / "out.json"), problems=problems)
     path = lines(tmp_path / "odd.jsonl", {"question_id": "b", "index": "x", "code": ""}, {"index": "x", "code": ""})
     with pytest.raises(InvalidJob, match=r'odd.jsonl:2: "question_id" must be a string'):

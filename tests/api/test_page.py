@@ -1,4 +1,4 @@
-"""The page: what it shows, and what no program can make it do."""
+"""The report page: what it shows, and that no program can change its behaviour."""
 
 import base64
 import hashlib
@@ -12,13 +12,13 @@ from html.parser import HTMLParser
 import pytest
 from markupsafe import escape
 
-from api.overview import FAILURES
-from api.page import CODE, ROWS, page
-from api.plots import MEBIBYTES, SECONDS, Histogram, curve
-from schemas import JobSpec, Metrics, Result, Verdict
-from schemas.job import Case
-from schemas.report import Report, Score, Spread
-from schemas.result import CaseResult
+from evalpool.api.reports.overview import FAILURES
+from evalpool.api.reports.page import CODE, ROWS, page
+from evalpool.api.reports.plots import MEBIBYTES, SECONDS, Histogram, curve
+from evalpool.schemas import JobSpec, Metrics, Result, Verdict
+from evalpool.schemas.job import Case
+from evalpool.schemas.report import Report, Score, Spread
+from evalpool.schemas.result import CaseResult
 
 WHEN = datetime(2026, 11, 16, 12, 30, tzinfo=UTC)
 NOTHING = Spread(median=0, p95=0, largest=0)
@@ -33,7 +33,7 @@ def result(seq: int = 0, verdict: Verdict = Verdict.WRONG_ANSWER, **fields: obje
 
 
 def report(*results: Result, **fields: object) -> Report:
-    """As far as it matters here."""
+    """A report with the fields that the page needs."""
     verdicts = Counter(each.verdict for each in results)
     given: dict[str, object] = {
         "batch_id": "b",
@@ -65,7 +65,7 @@ def shown(*results: Result, spec: JobSpec | None = None, **fields: object) -> "D
 
 
 class Document(HTMLParser):
-    """A page that was read as a browser does; one whose tags do not match is none."""
+    """A page as a browser reads it. Its tags must match."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Document(HTMLParser):
         pytest.fail(f"a comment: {data[:60]}")
 
     def text(self, *tags: str) -> str:
-        """What it says, in all elements or in some."""
+        """Return the text of all elements, or of some."""
         return " ".join("".join(text for tag, text in self.texts if not tags or tag in tags).split())
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
@@ -114,7 +114,7 @@ def policy(document: Document) -> str:
 # -- what no program can do --------------------------------------------------------------------------------------------
 
 
-def test_whatever_is_given_is_text() -> None:
+def test_all_text_from_outside_is_escaped() -> None:
     case = CaseResult(index=0, verdict=Verdict.WRONG_ANSWER)
     hostile = result(task_id=HOSTILE, sample_id=HOSTILE, detail=HOSTILE, stdout=HOSTILE, stderr=HOSTILE, cases=(case,))
     document = shown(
@@ -133,7 +133,7 @@ def test_whatever_is_given_is_text() -> None:
     assert document.html.count("alert(1)") == 2 * document.html.count(escape(HOSTILE))
 
 
-def test_a_check_and_outputs_are_text_too() -> None:
+def test_checks_and_outputs_are_escaped_too() -> None:
     document = shown(result(stdout=HOSTILE, stderr=HOSTILE), spec=JobSpec(code="x", check=HOSTILE, stdin=HOSTILE))
     assert len(document.all("script")) == 1
     assert document.text("pre").count(HOSTILE) == 4
@@ -156,7 +156,7 @@ def test_only_its_own_script_and_style_may_run_and_nothing_is_fetched() -> None:
     assert "@import" not in document.html
 
 
-def test_what_would_hide_or_turn_text_is_made_visible() -> None:
+def test_characters_that_hide_or_reorder_text_are_made_visible() -> None:
     odd = "a\x00b\x1b[31mc\x7f\x85d\u202ee\u2066f\u2028g\r\nh\ti\rj"
     code = "x = 1  # \u202e } if admin"
     html = shown(result(detail=odd, task_id=odd, stderr=odd), spec=JobSpec(code=code), name="n\u202e").html
@@ -199,7 +199,7 @@ def stream(count: int, said: int = 0) -> Iterator[Result]:
 
 
 def programs(job_ids: Sequence[str]) -> Mapping[str, JobSpec]:
-    """Large ones, asked for a few at a time."""
+    """Return large programs, of which only a few are asked for at a time."""
     assert len(job_ids) <= 10  # each may have 32 MiB
     return {job_id: JobSpec(code="z" * 2 * CODE) for job_id in job_ids}
 
@@ -219,7 +219,7 @@ def test_large_batches_are_read_once_into_a_bounded_page() -> None:
     assert len(document.all("details")) == FAILURES
 
 
-def test_what_programs_wrote_is_not_kept_in_memory() -> None:
+def test_the_output_of_programs_is_not_kept_in_memory() -> None:
     tracemalloc.start()
     page(report(total=3_000, finished=3_000), lambda: stream(3_000, said=50_000), programs)
     peak = tracemalloc.get_traced_memory()[1]
@@ -235,20 +235,20 @@ def test_the_failures_shown_are_spread_over_verdicts_and_tasks() -> None:
     assert chosen["rare"] == 3
     assert chosen.total() == FAILURES
     assert {chosen[f"t{task}"] for task in range(5)} <= {59, 60}
-    assert "300 of 2,503, spread over verdicts and problems" in document.text()
+    assert "300 of 2,503 failures, spread over verdicts and problems" in document.text()
 
 
 def test_long_tables_are_cut_and_say_so() -> None:
     tasks = {f"task{n}": Score(scored=1, passed=n % 2) for n in range(ROWS + 50)}
     document = shown(result(), by_task=tasks)
-    assert f"the {ROWS:,} with the lowest rates, of {ROWS + 50:,}" in document.text()
+    assert f"The {ROWS:,} problems with the lowest rates, of {ROWS + 50:,}" in document.text()
     assert document.text("td").count("task") == ROWS
 
 
 # -- what it shows -----------------------------------------------------------------------------------------------------
 
 
-def test_scores_coverage_and_how_it_was_made() -> None:
+def test_the_page_shows_scores_coverage_and_settings() -> None:
     document = shown(
         *(result(seq) for seq in range(190)),
         pass_at_k={1: 0.78421, 10: 0.9},
@@ -272,23 +272,25 @@ def test_scores_coverage_and_how_it_was_made() -> None:
     assert not [each for each in document.all("div") if "banner" in (each.get("class") or "")]
 
 
-def test_what_is_missing_or_doubtful_is_said_aloud() -> None:
+def test_the_page_says_what_is_missing_or_doubtful() -> None:
     results = [result(0, Verdict.PASSED), result(1), result(2, Verdict.SANDBOX_ERROR), result(3, Verdict.CANCELLED)]
     document = shown(
-        *results, total=9, near_limit=1, rerun=2, repeats=3, flaky=("b-000000", "b-000001"), deduplicated=4, cached=3
-    )
+        *results, total=9, near_limit=1, rerun=2, repeats=3, flaky=("b-000000", "b-000001"), deduplicated=4, cached=3,
+        warnings=("37 of 40 samples failed because module <b>pandas</b> is missing.",),
+    )  # fmt: skip
     text = document.text()
     for expected in (
         "2 samples excluded from every score. 1 sandbox_error: evalpool itself failed, after all retries. 1 cancelled",
         "Incomplete: 4 of 9 samples have a result.",
         "1 verdict close to a limit.",
         "2 samples run again",
+        "37 of 40 samples failed because module <b>pandas</b> is missing.",
         "2 samples flaky:",
         "each run 3 times; 4 share the result of an identical one, 3 of them from an earlier batch; 2 excluded",
     ):
         assert expected in text
     loud = [each for each in document.all("div") if each.get("class") == "banner loud"]
-    assert len(loud) == 2
+    assert len(loud) == 3
     assert {each["data-verdict"] for each in document.all("details")} == {"wrong_answer", "sandbox_error"}
 
 
@@ -303,30 +305,52 @@ def test_a_failure_shows_its_program_and_its_case() -> None:
     assert "no " not in document.text("pre")
 
 
-def test_that_a_program_said_nothing_is_shown() -> None:
+def test_the_page_says_that_a_program_wrote_nothing() -> None:
     failed = result(cases=(CaseResult(index=0, verdict=Verdict.WRONG_ANSWER),))
     html = shown(failed, spec=JobSpec(code="pass", cases=(Case("", "seven"),))).html
-    assert re.search(r"<h3>case 0: got</h3>\s*<p class=\"quiet\">nothing</p>", html)
+    assert re.search(r"<h3>case 0: got</h3>\s*<p class=\"quiet\">empty</p>", html)
 
 
-def test_a_failure_without_its_program_and_without_output_is_shown_too() -> None:
-    assert "its program is no longer at hand" in shown(result()).text()
+def test_a_failure_without_program_and_output_is_shown_too() -> None:
+    assert "its code is no longer stored" in shown(result()).text()
 
 
-def test_the_slowest_and_the_hungriest_come_first_and_lead_to_their_failures() -> None:
+def test_the_slowest_and_largest_samples_link_to_their_failures() -> None:
     used = [Metrics(cpu_seconds=n, peak_memory_bytes=(20 - n) << 20) for n in range(20)]
     results = [
         result(n, Verdict.PASSED if n % 2 else Verdict.TIME_LIMIT, sample_id=f"s{n}", metrics=each)
         for n, each in enumerate(used)
     ]
     document = shown(*results)
-    slowest, hungriest = re.findall(r"<h2>(?:Slowest|Hungriest)</h2>(.*?)</table>", document.html, re.DOTALL)
+    slowest, hungriest = re.findall(r"<h2>(?:Slowest|Most memory)</h2>(.*?)</table>", document.html, re.DOTALL)
     assert re.findall(r"s\d+", re.sub("<[^>]+>", "", slowest)) == [f"s{n}" for n in range(19, 9, -1)]
     assert re.findall(r"s\d+", re.sub("<[^>]+>", "", hungriest)) == [f"s{n}" for n in range(10)]
     anchors = {each["id"] for each in document.all("details")}
     links = [each["href"] for each in document.all("a")]
     assert len(links) == 10
     assert {str(link)[1:] for link in links} <= anchors
+
+
+def test_wall_time_counts_for_the_slowest_samples() -> None:
+    used = [Metrics(cpu_seconds=n, wall_seconds=n) for n in range(10)] + [Metrics(cpu_seconds=0.25, wall_seconds=60)]
+    document = shown(*(result(n, sample_id=f"s{n}", metrics=each) for n, each in enumerate(used)))
+    (slowest,) = re.findall(r"<h2>Slowest</h2>(.*?)</table>", document.html, re.DOTALL)
+    assert re.findall(r"s\d+", re.sub("<[^>]+>", "", slowest))[:2] == ["s10", "s9"]
+    assert "60.000" in slowest
+    assert "0.250" in slowest
+
+
+def test_identical_errors_are_grouped_and_all_of_them_counted() -> None:
+    words = "exit code 1: NameError: name 'x' is not defined"
+    alike = [
+        result(n, Verdict.RUNTIME_ERROR, sample_id=f"s{n}", detail=f"{n} of 2000 cases passed; case {n}: {words}")
+        for n in range(1000)
+    ]
+    document = shown(result(2000, detail="on its own", sample_id="alone"), *alike)
+    groups = [each for each in document.all("section") if each.get("class") == "group"]
+    assert len(groups) == 1
+    assert f"1,000 samples, {FAILURES - 1} of them here: runtime_error {words}" in document.text()
+    assert document.html.index("1,000 samples") < document.html.index("on its own")
 
 
 def test_tasks_and_labels_are_listed_by_rate() -> None:
@@ -343,7 +367,7 @@ def test_tasks_and_labels_are_listed_by_rate() -> None:
 
 def test_a_batch_without_results_has_a_page_too() -> None:
     text = shown(total=3).text()
-    assert "no problem has enough scored samples yet" in text
+    assert "No problem has enough scored samples yet" in text
     assert "Incomplete: 0 of 3" in text
 
 
@@ -371,7 +395,7 @@ def test_a_histogram_is_marked_in_its_unit(marks: Mapping[float, str], values: l
     assert re.findall(r'class="x"[^>]*>([^<]*)<', histogram.svg()) == [*labels, "it, logarithmic"]
 
 
-def test_a_histogram_stacks_what_failed_on_what_passed() -> None:
+def test_a_histogram_stacks_failed_samples_on_passed_ones() -> None:
     histogram = Histogram("it", SECONDS)
     for passed in (True, True, True, False):
         histogram.add(1.0, passed=passed)

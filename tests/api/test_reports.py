@@ -1,14 +1,15 @@
-"""Scores: what counts, what does not, and how it looks."""
+"""Scores: which results count, and how a report looks."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from api import BatchHandle, reports
-from api.display import Display
-from schemas import JobSpec, Progress, Verdict
-from schemas.store import Store
+from evalpool.api import BatchHandle
+from evalpool.api.display import Display
+from evalpool.api.reports import summary
+from evalpool.schemas import JobSpec, Progress, Verdict
+from evalpool.schemas.store import Store
 from tests.api.conftest import record
 
 
@@ -54,13 +55,13 @@ def test_a_batch_without_results_has_a_report_too(store: Store) -> None:
     report = BatchHandle("1" * 22).report()
     assert report.pass_at_k == {}
     assert (report.finished, report.total, report.jobs_per_second) == (0, 1, 0.0)
-    Console(quiet=True).print(reports.render(report))
+    Console(quiet=True).print(summary.render(report))
 
 
 def test_the_terminal_shows_verdicts_scores_coverage_and_usage(store: Store) -> None:
     batch = batch_of(store, ("a", Verdict.PASSED), ("b", Verdict.MEMORY_LIMIT), ("c", Verdict.SANDBOX_ERROR))
     console = Console(file=io.StringIO(), width=100)
-    console.print(reports.render(batch.report()))
+    console.print(summary.render(batch.report()))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     sample = "2 problems, 2 samples"
     for expected in ("passed", "memory_limit", "pass@1", "0.5000", sample, "0.500 s", "1.0 MiB", "left out"):
@@ -72,13 +73,13 @@ def test_progress_without_a_terminal_is_a_plain_line_now_and_then(monkeypatch: p
     with Display(console) as display:
         display.update(Progress(total=4, queued=4))
         assert console.file.getvalue() == ""  # type: ignore[attr-defined]
-        monkeypatch.setattr("api.display.LINE_EVERY", 0.0)
-        monkeypatch.setattr("api.display.STUCK_AFTER", 0.0)
+        monkeypatch.setattr("evalpool.api.display.LINE_EVERY", 0.0)
+        monkeypatch.setattr("evalpool.api.display.STUCK_AFTER", 0.0)
         display.update(Progress(total=4, queued=3, finished=1, verdicts={Verdict.PASSED: 1}))
     line, stuck = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert line.startswith("1 of 4 finished, ")
     assert line.endswith("passed 1")
-    assert "is a worker up?" in stuck
+    assert "is a worker running?" in stuck
 
 
 def test_progress_on_a_terminal_is_a_live_bar() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from api.formats import weight
-from api.formats.shelf import Shelf
-from schemas import Case, InvalidJob, JobSpec
+from evalpool.api.formats import weight
+from evalpool.api.formats.shelf import Shelf
+from evalpool.schemas import Case, InvalidJob, JobSpec
 from tests.conftest import ROOT
 
 SIZE = 56 << 20
@@ -23,8 +23,8 @@ MOST = 600
 READER = """
 import re, sys
 from pathlib import Path
-from api import formats
-from schemas import InvalidJob
+from evalpool.api import formats
+from evalpool.schemas import InvalidJob
 try:
     with formats.read(sys.argv[1], problems=sys.argv[2] if sys.argv[2:] else None) as data:
         print(sum(1 for _ in data.jobs()))
@@ -90,7 +90,7 @@ def test_json_in_a_packed_string_that_would_fill_the_memory_is_refused(tmp_path:
 
 def test_a_row_with_millions_of_wrong_entries_is_refused_for_their_number(tmp_path: Path) -> None:
     told, peak = read(tmp_path, b'{"code": "x", "args": [' + b"0," * 4_000_000 + b"0]}")
-    assert told == f"{tmp_path}/samples.gz:1: args: 4,000,001 entries; at most 10,000 are allowed"
+    assert told == f"{tmp_path}/samples.gz:1: args: it has 4,000,001 entries; at most 10,000 are allowed"
     assert peak < MOST
 
 
@@ -117,7 +117,7 @@ def test_a_list_or_object_of_a_job_has_at_most_ten_thousand_entries(make: Callab
 
 
 def test_a_shelf_counts_the_memory_that_its_values_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.formats.shelf.MEMORY", 10_000)
+    monkeypatch.setattr("evalpool.api.formats.shelf.MEMORY", 10_000)
     shelf, value = Shelf(), [[[] for _ in range(10)] for _ in range(9)]
     assert len(json.dumps(value)) < 1000 < weight.weight(json.dumps(value).encode()) < 20_000
     first, second = shelf.put(value), shelf.put(value)

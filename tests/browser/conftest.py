@@ -1,4 +1,4 @@
-"""A real browser: Chromium, as the system has it."""
+"""The Chromium of the system, for tests in a real browser."""
 
 import shutil
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The page as a browser shows it: quiet, alone, and no wider than its window."""
+"""The report page in a browser: it fetches nothing, logs no errors, and fits its window."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from api.page import page as render
-from schemas import JobSpec, Metrics, Verdict
-from schemas.job import Case
-from schemas.report import Score
-from schemas.result import CaseResult
+from evalpool.api.reports.page import page as render
+from evalpool.schemas import JobSpec, Metrics, Verdict
+from evalpool.schemas.job import Case
+from evalpool.schemas.report import Score
+from evalpool.schemas.result import CaseResult
 from tests.api.test_page import HOSTILE, report, result
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 WIDTHS = (1280, 400)
 LONG = "x" * 500
-"""A name without a place to break it."""
+"""A long name without a place where a line may break."""
 FAILED = [verdict for verdict in Verdict if verdict not in (Verdict.PASSED, Verdict.CANCELLED)]
 
 
 @pytest.fixture(scope="session")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with everything on it, and with names and programs that try to break it."""
+    """Write a page with all its parts, and with names and programs that try to break it."""
     results = [
         result(
             seq,
@@ -69,7 +69,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def visit(browser: Browser, file: Path) -> Iterator[Callable[..., Page]]:
-    """Opens the page; whatever it complains of or asks for fails the test."""
+    """Open the page. Any error on its console, and any request, fails the test."""
     wrong: list[str] = []
 
     def _visit(width: int = 1280, fragment: str = "", **options: Any) -> Page:
@@ -92,7 +92,7 @@ def visit(browser: Browser, file: Path) -> Iterator[Callable[..., Page]]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_it_fits_its_window_with_every_failure_open(visit: Callable[..., Page], width: int, scheme: str) -> None:
+def test_the_page_fits_its_window_with_every_failure_open(visit: Callable[..., Page], width: int, scheme: str) -> None:
     tab = visit(width, color_scheme=scheme)
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     tab.evaluate("document.querySelectorAll('details').forEach((failure) => { failure.open = true; })")
@@ -100,7 +100,7 @@ def test_it_fits_its_window_with_every_failure_open(visit: Callable[..., Page], 
     assert tab.locator("details pre").first.is_visible()
 
 
-def test_its_style_and_its_script_are_allowed(visit: Callable[..., Page]) -> None:
+def test_the_policy_allows_the_style_and_script_of_the_page(visit: Callable[..., Page]) -> None:
     tab = visit()
     assert tab.locator("#filter").is_visible()
     assert tab.locator(".value").first.evaluate("(value) => getComputedStyle(value).fontSize") == "56px"
@@ -108,7 +108,7 @@ def test_its_style_and_its_script_are_allowed(visit: Callable[..., Page]) -> Non
 
 
 def test_the_policy_stops_any_other_script_and_any_request(browser: Browser, file: Path, tmp_path: Path) -> None:
-    """Were the escaping broken, this would still hold."""
+    """The policy holds even if the escaping were broken."""
     broken = tmp_path / "broken.html"
     attack = (
         "<script>document.title = 'owned'</script><img src='http://127.0.0.1:9/' onerror=\"document.title = 'owned'\">"
@@ -149,9 +149,47 @@ def test_a_link_opens_the_failure_it_leads_to(visit: Callable[..., Page]) -> Non
     assert visit(fragment="#f3").locator("#f3").evaluate("(failure) => failure.open")
 
 
-def test_without_script_all_is_there_but_the_filter(visit: Callable[..., Page]) -> None:
+def test_without_script_the_page_shows_everything_but_the_filter(visit: Callable[..., Page]) -> None:
     tab = visit(java_script_enabled=False)
     assert not tab.locator("#filter").is_visible()
     assert tab.locator("#failures details:visible").count() == 5 * len(FAILED)
     tab.locator("summary").first.click()
     assert tab.locator("details pre").first.is_visible()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_column_of_a_table_is_visible(visit: Callable[..., Page], width: int) -> None:
+    tab = visit(width)
+    lost = """(tables) => tables.flatMap((table) => {
+        const frame = (table.closest(".scroll") ?? table.parentElement).getBoundingClientRect();
+        return [...table.querySelectorAll("tbody td")].filter((cell) => {
+            const { left, right, width } = cell.getBoundingClientRect();
+            const cut = cell.scrollWidth > cell.clientWidth;
+            return cut || width === 0 || left < frame.left - 1 || right > frame.right + 1;
+        }).map((cell) => cell.outerHTML);
+    })"""
+    assert tab.locator("table").count() >= 5
+    assert tab.locator("table").evaluate_all(lost) == []
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_number_of_a_table_has_its_name_beside_or_above_it(visit: Callable[..., Page], width: int) -> None:
+    tab = visit(width)
+    heads = tab.locator(".slowest th")
+    named = """(cells) => cells.map((cell) => getComputedStyle(cell, "::before").content)"""
+    beside = tab.locator(".slowest tbody tr").first.locator("td.number").evaluate_all(named)
+    if heads.first.is_visible():
+        assert heads.all_inner_texts() == ["task", "sample", "verdict", "wall s", "CPU s", "peak MiB"]
+    else:
+        assert beside == ['"wall s"', '"CPU s"', '"peak MiB"']
+
+
+def test_identical_errors_stand_together_under_their_number(visit: Callable[..., Page]) -> None:
+    tab = visit()
+    group = tab.locator("#failures .group").first
+    assert re.match(r"\d+ samples", group.locator("h3").first.inner_text())
+    verdicts = group.locator("details").evaluate_all("(all) => all.map((each) => each.dataset.verdict)")
+    assert len(verdicts) > 1
+    assert len(set(verdicts)) == 1
+    tab.get_by_role("searchbox").fill("nowhere to be found")
+    assert not group.is_visible()

@@ -1,4 +1,4 @@
-"""Where `make up` writes the passwords, tested with a stand-in for Docker Compose."""
+"""The targets of the Makefile, and where `make up` writes the passwords, tested with a stand-in for Docker Compose."""
 
 import os
 import re
@@ -17,11 +17,15 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def up(checkout: Path) -> "subprocess.CompletedProcess[str]":
-    command = ["make", "up", "COMPOSE=echo"]
+def make(checkout: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     # The tests themselves may be run by make, and this one must not take itself for a part of that.
-    env = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, umask=0, env=env)
+    of_make = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
+    env = {name: value for name, value in os.environ.items() if name not in of_make}
+    return subprocess.run(["make", *words], cwd=checkout, capture_output=True, text=True, umask=0, env=env)
+
+
+def up(checkout: Path) -> "subprocess.CompletedProcess[str]":
+    return make(checkout, "up", "COMPOSE=echo")
 
 
 def test_passwords_are_made_once_in_a_file_that_only_its_owner_can_read(checkout: Path) -> None:
@@ -62,3 +66,11 @@ def test_a_file_of_another_user_is_refused(checkout: Path) -> None:
     assert done.returncode != 0
     assert ".env must be a regular file that belongs to root" in done.stderr
     assert (checkout / ".env").read_text() == ""
+
+
+def test_every_target_is_phony_and_described(checkout: Path) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
+    phony = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
+    assert sorted(phony[0].split()) == sorted(targets)
+    assert [line.split()[1] for line in make(checkout, "help").stdout.splitlines()] == targets

@@ -23,7 +23,7 @@ LOOK = """
 import json, os, pwd, socket, stat, sys
 from pathlib import Path
 import redis
-from schemas.settings import settings
+from evalpool.schemas.settings import settings
 url = settings().queue_url
 server = next(p for p in Path("/proc").glob("[0-9]*") if (p / "comm").read_text() == "redis-server\\n")
 def owned(path):

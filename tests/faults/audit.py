@@ -1,14 +1,13 @@
-"""What must hold after any fault: every job has one result, and it is the right one; nobody holds anything any more."""
+"""What must hold after any fault: every job has exactly one result, the right one, and no lease is left."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import text
 
-from schemas import Result, State, Verdict
-from schemas.rows import job_id
-from schemas.store import Store
-from schemas.tables import FINAL_STATE
+from evalpool.schemas import Result, State, Verdict
+from evalpool.schemas.rows import job_id
+from evalpool.schemas.store import Store
 from tests.faults.jobs import Known
 
 Expected = Mapping[str, Sequence[Known]]
@@ -25,21 +24,21 @@ CASES = "SELECT c.job_id, count(*) FROM cases c GROUP BY c.job_id"
 
 @dataclass
 class Audit:
-    """What was found."""
+    """What the audit has found."""
 
     jobs: int = 0
     results: int = 0
     lost: list[str] = field(default_factory=list)
     """Jobs without a result."""
     double: list[str] = field(default_factory=list)
-    """Jobs with more than one, or with rows left by more than one."""
+    """Jobs with more than one result, or with rows of more than one result."""
     wrong: list[str] = field(default_factory=list)
-    """Jobs whose verdict or output is not the known one."""
+    """Jobs whose verdict or output is not the expected one."""
     other: list[str] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
-        """All of it, in sentences."""
+        """Return all findings as sentences."""
         return [
             *(f"lost: {each}" for each in self.lost),
             *(f"double: {each}" for each in self.double),
@@ -55,7 +54,7 @@ def audit(
     attempts: int = 3,
     instead: Mapping[str, Collection[Verdict]] | None = None,
 ) -> Audit:
-    """Look at every row. `instead` names, by job id, the verdicts that a job may have in place of the known one."""
+    """Check every row. `instead` has, by job id, the verdicts that a job may have instead of the expected one."""
     found = Audit()
     with store.database.read() as db:
         rows = db.execute(text(ROWS)).all()
@@ -92,7 +91,7 @@ def _row(row: object, attempts: int) -> list[str]:
     state, verdict = State(row.state), row.verdict and Verdict(row.verdict)  # type: ignore[attr-defined]
     if not state.final or row.lease_until is not None:  # type: ignore[attr-defined]
         problems.append(f"{row.id}: state {state}, lease until {row.lease_until}")  # type: ignore[attr-defined]
-    if verdict and FINAL_STATE[verdict] is not state:
+    if verdict and State.after(verdict) is not state:
         problems.append(f"{row.id}: {verdict}, but {state}")  # type: ignore[attr-defined]
     made_by = 0 if row.shared_with else row.made_by or 0  # type: ignore[attr-defined]
     if row.attempt > attempts or made_by > row.attempt:  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""One fault at a time, over real parts. Every case ends in `fleet.finish()`: the audit of `audit.py`."""
+"""One fault at a time, with real servers. Every test ends with `fleet.finish()`, which runs the audit of `audit.py`."""
 
 import os
 import secrets
@@ -8,9 +8,9 @@ from pathlib import Path
 import docker
 import pytest
 
-from schemas.database import Database
-from schemas.settings import Settings
-from schemas.store import Store
+from evalpool.schemas.database import Database
+from evalpool.schemas.settings import Settings
+from evalpool.schemas.store import Store
 from tests.conftest import missing
 from tests.faults.fleet import Fleet
 from tests.faults.proxy import Proxy
@@ -39,7 +39,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisServer]:
-    """A Redis of this test's own, named in the settings."""
+    """A Redis for this test alone, which the settings name."""
     try:
         server = RedisServer(tmp_path / "redis")
     except Missing as error:
@@ -52,7 +52,7 @@ def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RedisSer
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL of our own, for the whole session."""
+    """A private PostgreSQL for the whole session."""
     try:
         server = PostgresServer()
     except Missing as error:
@@ -64,7 +64,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def ledger(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
-    """An empty ledger, named in the settings: SQLite, or with the parameter `postgresql` a database over there."""
+    """An empty ledger, which the settings name: in SQLite, or with the parameter `postgresql` in PostgreSQL."""
     if getattr(request, "param", "sqlite") == "postgresql":
         server: PostgresServer = request.getfixturevalue("postgres")
         name = f"t{secrets.token_hex(6)}"
@@ -86,7 +86,7 @@ def fleet(
     engine_client: docker.DockerClient,
     tmp_path: Path,
 ) -> Iterator[Fleet]:
-    """No worker yet."""
+    """A fleet without workers."""
     made = Fleet(ledger, broker, engine_client, tmp_path)
     yield made
     made.close()
@@ -97,14 +97,16 @@ def fleet(
 
 @pytest.fixture
 def redis_link(broker: RedisServer) -> Iterator[Proxy]:
-    """A link to that Redis, to be made bad. A worker takes it with `EVALPOOL_REDIS_URL=redis_link.url`."""
+    """A proxy in front of that Redis, which can misbehave. A worker uses it with
+    `EVALPOOL_REDIS_URL=redis_link.url`."""
     with Proxy((broker.host, broker.port), ("127.0.0.1", free_port())) as proxy:
         yield proxy
 
 
 @pytest.fixture
 def engine_link(tmp_path: Path, engine_client: docker.DockerClient) -> Iterator[Proxy]:
-    """A link to the shared Docker engine, to be made bad. A worker takes it with `DOCKER_HOST=engine_link.url`."""
+    """A proxy in front of the shared Docker engine, which can misbehave. A worker uses it with
+    `DOCKER_HOST=engine_link.url`."""
     upstream = Path(os.environ.get("DOCKER_HOST", f"unix://{ENGINE}").removeprefix("unix://"))
     if not upstream.is_socket():
         missing("the Docker engine is not behind a socket file")
@@ -114,7 +116,7 @@ def engine_link(tmp_path: Path, engine_client: docker.DockerClient) -> Iterator[
 
 @pytest.fixture(scope="session")
 def dockerd(engine_client: docker.DockerClient) -> Iterator[Dockerd]:
-    """An engine of our own, that may be stopped and frozen."""
+    """A private Docker engine, which may be stopped and frozen."""
     try:
         server = Dockerd(Settings.model_fields["image"].default)
     except Missing as error:
@@ -125,7 +127,7 @@ def dockerd(engine_client: docker.DockerClient) -> Iterator[Dockerd]:
 
 @pytest.fixture
 def own_engine(dockerd: Dockerd, fleet: Fleet) -> Iterator[Dockerd]:
-    """The fleet's workers run their sandboxes on that engine."""
+    """The private engine, on which the workers of the fleet run their sandboxes."""
     fleet.env["DOCKER_HOST"] = dockerd.host
     fleet.engine = docker.DockerClient(dockerd.host, timeout=30)
     yield dockerd

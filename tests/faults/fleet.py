@@ -1,4 +1,4 @@
-"""Workers over one ledger and one queue, the jobs they were given, and the audit of what became of them."""
+"""Workers that share one ledger and one queue, the jobs that were submitted to them, and the audit of the results."""
 
 import os
 import signal
@@ -11,12 +11,12 @@ from typing import Any
 import docker
 from sqlalchemy import text
 
-from api import submit_batch, submit_job
-from api.handles import BatchHandle, Job
-from schemas import QueueUnavailable, Verdict
-from schemas import audit as ledger
-from schemas.rows import job_id
-from schemas.store import Store
+from evalpool.api import submit_batch, submit_job
+from evalpool.api.handles import BatchHandle, Job
+from evalpool.schemas import QueueUnavailable, Verdict
+from evalpool.schemas import audit as ledger
+from evalpool.schemas.rows import job_id
+from evalpool.schemas.store import Store
 from tests.conftest import PATIENCE, WorkerProcess, containers, eventually
 from tests.faults.audit import audit
 from tests.faults.jobs import Known
@@ -29,12 +29,12 @@ QUICK = {
     "EVALPOOL_VISIBILITY_SECONDS": "3",
     "EVALPOOL_REDIS_TIMEOUT": "5",
 }
-"""Settings with which faults are noticed within seconds."""
+"""Settings with which workers notice faults within seconds."""
 TAIL = 4000
 
 
 class Fleet:
-    """Starts workers, submits known jobs, and in the end asks whether all is well."""
+    """Starts workers, submits jobs with known verdicts, and audits the results."""
 
     def __init__(self, store: Store, broker: RedisServer, engine: docker.DockerClient, place: Path) -> None:
         self.store, self.broker, self.engine, self.place = store, broker, engine, place
@@ -42,13 +42,13 @@ class Fleet:
         self.workers: list[WorkerProcess] = []
         self.expected: dict[str, Sequence[Known]] = {}
         self.instead: dict[str, Collection[Verdict]] = {}
-        """Job id → the verdicts that are right for it after this fault."""
+        """Job id → the verdicts that are right for the job after this fault."""
         self.audited = False
 
     # -- workers -----------------------------------------------------------------------------------
 
     def start(self, *, ready: bool = True, **env: str) -> WorkerProcess:
-        """One more worker; `ready=False` does not wait for it."""
+        """Start one more worker; with `ready=False`, do not wait until it is ready."""
         worker = WorkerProcess(self.place / f"worker-{len(self.workers)}.log", **self.env | env)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
@@ -58,7 +58,7 @@ class Fleet:
         return [worker for worker in self.workers if worker.process.poll() is None]
 
     def kill(self) -> None:
-        """Every worker, at once."""
+        """Kill every worker at once."""
         dying = self.alive
         for worker in dying:
             worker.process.send_signal(signal.SIGKILL)
@@ -66,7 +66,7 @@ class Fleet:
             worker.process.wait()
 
     def boxes(self, worker: WorkerProcess) -> list[str]:
-        """The containers of a worker."""
+        """Return the containers of a worker."""
         return containers(self.engine, worker.pid)
 
     def clean(self, worker: WorkerProcess) -> bool:
@@ -76,7 +76,8 @@ class Fleet:
     # -- jobs --------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[Known], **more: Any) -> BatchHandle:
-        """Submit known jobs as a batch. That the queue cannot be reached is raised, but the jobs count all the same."""
+        """Submit known jobs as a batch. If the queue cannot be reached, this raises, but the jobs count all the
+        same."""
         try:
             batch = submit_batch([known.spec for known in jobs], **more)
         except QueueUnavailable as error:
@@ -96,22 +97,22 @@ class Fleet:
         return job
 
     def allow(self, *verdicts: Verdict, of: Iterable[str]) -> None:
-        """From now on, accept these verdicts, too, for the jobs with these ids."""
+        """Accept these verdicts, too, for the jobs with these ids from now on."""
         for each in of:
             batch_id, _, seq = each.rpartition("-")
             self.instead[each] = {*self.instead.get(each, (self.expected[batch_id][int(seq)].verdict,)), *verdicts}
 
     def cancel(self, batch: BatchHandle) -> None:
-        """Cancel what is left of a batch: from now on that is as good as the known verdicts."""
+        """Cancel the rest of a batch. From now on, `cancelled` is accepted for its jobs."""
         self.allow(Verdict.CANCELLED, of=self.ids(batch))
         batch.cancel()
 
     def ids(self, batch: BatchHandle) -> list[str]:
-        """Of its jobs, in the order of submission."""
+        """Return the ids of the jobs of a batch, in the order of submission."""
         return [job_id(batch.id, index) for index in range(len(self.expected[batch.id]))]
 
     def attempts(self, batch: BatchHandle) -> dict[str, int]:
-        """How often each of its jobs was claimed."""
+        """Return how often each job of a batch was claimed."""
         query = text("SELECT id, attempt FROM jobs WHERE batch_id = :batch_id")
         with self.store.database.read() as db:
             return {row.id: row.attempt for row in db.execute(query, {"batch_id": batch.id})}
@@ -122,7 +123,7 @@ class Fleet:
             db.execute(text(command), values)
 
     def done(self) -> int:
-        """Jobs with a result, over all batches."""
+        """Return how many jobs of all batches have a result."""
         with self.store.database.read() as db:
             return int(db.execute(text("SELECT count(*) FROM results")).scalar_one())
 
@@ -130,18 +131,18 @@ class Fleet:
         return sum(map(len, list(self.expected.values())))
 
     def wait_done(self, count: int | None = None, seconds: float = PATIENCE) -> None:
-        """Until so many jobs, or all, have their results; fails at once when nobody is left to make them."""
+        """Wait until this many jobs, or all, have their results. Fails at once if no worker is left."""
         wanted = self.total() if count is None else count
         end = time.monotonic() + seconds
         while self.done() < wanted:
-            assert self.alive, f"no worker lives; {self.tails()}"
+            assert self.alive, f"no worker is alive; {self.tails()}"
             assert time.monotonic() < end, f"{self.done()} of {wanted} done after {seconds:g} s; {self.state()}"
             time.sleep(0.05)
 
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self, seconds: float = PATIENCE) -> None:
-        """Wait for the end of all jobs, then the audit; stop the workers, and look for what they left."""
+        """Wait for all jobs, audit them, stop the workers and check that they left nothing behind."""
         self.audited = True
         self.wait_done(seconds=seconds)
         found = audit(self.store, self.expected, instead=self.instead)
@@ -155,14 +156,14 @@ class Fleet:
             eventually(lambda: all(map(self.clean, self.workers)), 10)
 
     def stop(self) -> list[int]:
-        """End the workers that live; their exit codes."""
+        """Stop the workers that still run, and return their exit codes."""
         ending = self.alive
         for worker in ending:
             worker.process.send_signal(signal.SIGTERM)
         return [worker.process.wait(PATIENCE) for worker in ending]
 
     def close(self) -> None:
-        """End everything that is left, whatever has happened."""
+        """Kill everything that is left, whatever has happened."""
         for worker in self.alive:
             with suppress(ProcessLookupError):
                 os.kill(worker.pid, signal.SIGCONT)
@@ -171,22 +172,22 @@ class Fleet:
         self.kill()
 
     def wait_until(self, what: str, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-        """Wait for it, and say how things stood if it did not come."""
+        """Wait for a condition. If it does not come true, the error shows the state of the fleet."""
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, f"not within {seconds:g} s: {what}; {self.state()}"
             time.sleep(0.05)
 
     def forget_messages_of_the_future(self) -> None:
-        """What a worker whose clock was ahead had fetched when it was killed: Celery writes down its own time, so they
-        come back in an hour. No job depends on them."""
+        """Remove the messages that a worker with a fast clock had fetched when it was killed. Celery stores the
+        worker's time with them, so they would come back only in an hour. No job depends on them."""
         ahead: Any = self.broker.client.zrangebyscore("unacked_index", time.time() + 60, "+inf")
         for message in ahead:
             self.broker.client.hdel("unacked", message)
             self.broker.client.zrem("unacked_index", message)
 
     def state(self) -> str:
-        """How things stand, for the message of a failure."""
+        """Return the state of the fleet, for the message of a failure."""
         progress = [str(self.store.progress(batch_id)) for batch_id in list(self.expected)[-4:]]
         queues = (
             f"queued {self.broker.waiting()}, unacked {self.broker.unacked()}" if self.broker.process else "no Redis"
@@ -194,12 +195,12 @@ class Fleet:
         return "\n".join([*progress, queues, self.tails()])
 
     def tails(self) -> str:
-        """The last words of the workers."""
+        """Return the last log lines of the workers."""
         return "\n".join(f"--- {each.log.name} (pid {each.pid})\n{_tail(each.log)}" for each in self.workers[-4:])
 
 
 def an_hour_ahead() -> dict[str, str] | None:
-    """The environment of a worker whose clock is an hour ahead; `None` where faketime is not installed."""
+    """Return the environment of a worker whose clock is an hour ahead, or `None` if faketime is not installed."""
     library = next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)
     if library is None:
         return None
@@ -207,7 +208,7 @@ def an_hour_ahead() -> dict[str, str] | None:
 
 
 def _tail(log: Path) -> str:
-    """Without the banner and the jobs that went well."""
+    """Return a log without the banner and without the jobs that went well."""
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     telling = (line for line in lines if line[:1] not in ("", " ", "-", "[") and "job_finished" not in line)
     return "\n".join(telling)[-TAIL:]

@@ -1,14 +1,14 @@
-"""Jobs whose verdict is known beforehand. Each says its own number, so that no result can pass for another's."""
+"""Jobs whose verdict is known beforehand. Each prints its own number, so that results cannot be confused."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schemas import Case, JobSpec, Limits, Verdict
+from evalpool.schemas import Case, JobSpec, Limits, Verdict
 
 
 @dataclass(frozen=True)
 class Known:
-    """A job, what must come out, and what it prints (`None`: nothing to compare)."""
+    """A job, its verdict, and what it prints (`None` if the output is not compared)."""
 
     spec: JobSpec
     verdict: Verdict
@@ -16,22 +16,23 @@ class Known:
 
 
 def mixed(count: int, *, seconds: float = 0.05, limits: bool = True, **more: object) -> list[Known]:
-    """So many jobs of every kind, mostly quick ones; those that sleep do it for so long."""
+    """Return this many jobs of all kinds, most of which are quick. Those that sleep do so for `seconds`."""
     return [_known(index, seconds, limits, more) for index in range(count)]
 
 
 def sleepers(count: int, seconds: float, **more: object) -> list[Known]:
-    """Jobs that take their time, and pass."""
+    """Return jobs that sleep, and pass."""
     return [_passing(index, f"import time\ntime.sleep({seconds})\nprint({index})", more) for index in range(count)]
 
 
 def quick(count: int, **more: object) -> list[Known]:
-    """Jobs that take no time, and pass."""
+    """Return jobs that take no time, and pass."""
     return [_passing(index, f"print({index})", more) for index in range(count)]
 
 
 def alike(jobs: Sequence[Known], samples: int) -> list[Known]:
-    """Each of these jobs so many times in a row: the first is the leader, the others are its twins."""
+    """Return each of these jobs several times in a row. The first is the leader, the others are its twins (identical
+    jobs)."""
     return [
         Known(known.spec.model_copy(update={"sample_id": sample}), known.verdict, known.stdout)
         for known in jobs

@@ -1,4 +1,4 @@
-"""A link that can be made slow, lossy, silent or dead, in front of a Redis (TCP) or a Docker engine (a socket file)."""
+"""A proxy in front of a Redis (TCP) or a Docker engine (a socket file), which can be slow, lossy, silent or dead."""
 
 import asyncio
 import random
@@ -17,10 +17,10 @@ class Link:
 
     def __init__(self) -> None:
         self.dead = False
-        """Half open: neither end is told, and nothing passes."""
+        """Whether the connection is half open: nothing passes, and neither end knows."""
         self.writers: list[asyncio.StreamWriter] = []
         self.held = False
-        """The request on its way is one whose answer is to come late."""
+        """Whether the answer to the current request is to come late."""
 
 
 class Proxy:
@@ -29,11 +29,11 @@ class Proxy:
     def __init__(self, upstream: Address, listen: Address, seed: int = 0) -> None:
         self._upstream, self._listen = upstream, listen
         self.delay = 0.0
-        """Seconds that every piece of data takes."""
+        """Seconds by which every piece of data is delayed."""
         self.loss = 0.0
-        """Share of the pieces that arrive only after a retransmission."""
+        """The share of pieces that arrive only after a retransmission."""
         self.late: tuple[bytes, float] | None = None
-        """Answers to requests with these words in their first line come so many seconds late."""
+        """A part of the first line of requests, and by how many seconds their answers are delayed."""
         self.accepted = 0
         self._random = random.Random(seed)
         self._links: set[Link] = set()
@@ -46,7 +46,7 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """What a worker is told: the address of a Redis, or of a Docker engine."""
+        """The address for a worker, as the URL of a Redis or of a Docker engine."""
         return f"unix://{self._listen}" if isinstance(self._listen, Path) else f"redis://127.0.0.1:{self._listen[1]}/0"
 
     def __enter__(self) -> Self:
@@ -63,15 +63,15 @@ class Proxy:
     # -- the faults --------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Let nothing pass, on old connections or new ones, and tell nobody."""
+        """Let nothing pass, on old connections or new ones, without closing them."""
         self._do(self._passing.clear)
 
     def thaw(self) -> None:
-        """Let everything pass that has waited."""
+        """Let everything pass again, including what has waited."""
         self._do(self._passing.set)
 
     def blackhole(self) -> int:
-        """Make the present connections half open for ever; new ones work. How many there were."""
+        """Make the present connections half open for ever, and return how many there were. New ones work."""
 
         def silence() -> int:
             for link in self._links:
@@ -81,7 +81,7 @@ class Proxy:
         return self._do(silence)
 
     def cut(self) -> None:
-        """End every connection and refuse new ones."""
+        """Close every connection and refuse new ones."""
         self._call(self._shut())
 
     def mend(self) -> None:
@@ -109,9 +109,11 @@ class Proxy:
 
     async def _close(self) -> None:
         await self._shut()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for _ in range(10):  # rounds of the loop: a connection may be accepted and not yet served, or not yet closed
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Servers of our own, to be killed, stopped and started again: Redis, PostgreSQL, a second Docker engine."""
+"""Private servers that tests can kill, stop and restart: Redis, PostgreSQL and a second Docker engine."""
 
 import ctypes
 import os
@@ -24,18 +24,19 @@ PR_SET_PDEATHSIG = 1
 
 
 class Missing(Exception):  # noqa: N818 - a fact about this machine
-    """Something that a test needs is not installed here."""
+    """A program that a test needs is not installed."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on."""
+    """Return a port on which nobody listens."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
 def dying_with_us() -> Callable[[], None]:
-    """For a child to call before its exec: when we are killed, and so cannot end it, the kernel does."""
+    """Return a function that the child calls before its exec: it makes the kernel kill the child when its parent
+    dies."""
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def ask() -> None:
@@ -47,7 +48,7 @@ def dying_with_us() -> Callable[[], None]:
 
 
 def own_place(prefix: str) -> Path:
-    """A new directory in /tmp with our pid in its name. Those of the dead, who could not tidy up, are removed."""
+    """Make a directory in /tmp with our pid in its name. Directories of dead processes are removed."""
     for left in Path(tempfile.gettempdir()).glob(f"{prefix}-*-*"):
         pid = left.name.split("-")[-2]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -56,7 +57,7 @@ def own_place(prefix: str) -> Path:
 
 
 def remove_place(place: Path) -> None:
-    """With all that is mounted below."""
+    """Remove a directory with everything that is mounted below it."""
     mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
     for mount in sorted((each for each in mounts if each.startswith(f"{place}/")), reverse=True):
         subprocess.run(["umount", "-l", mount], capture_output=True)
@@ -64,7 +65,7 @@ def remove_place(place: Path) -> None:
 
 
 def wait_for(what: str, condition: Callable[[], object], seconds: float = PATIENCE) -> None:
-    """Until it holds; what raises an error of a server that is not up yet does not hold."""
+    """Wait until a condition holds. An error of a server that is not up yet means that it does not hold."""
     end = time.monotonic() + seconds
     while True:
         with suppress(redis.RedisError, psycopg.Error, OSError):
@@ -76,7 +77,7 @@ def wait_for(what: str, condition: Callable[[], object], seconds: float = PATIEN
 
 
 class RedisServer:
-    """A Redis that writes an append-only file, on a port that stays the same over restarts."""
+    """A Redis with an append-only file, whose port stays the same over restarts."""
 
     def __init__(self, place: Path, host: str = "127.0.0.1") -> None:
         self._binary = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -89,7 +90,7 @@ class RedisServer:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, empty: bool = False) -> "RedisServer":
-        """Start it, with what it had written down or, as after the loss of its disk, without."""
+        """Start the server, with its file or, as after the loss of its disk, without it."""
         assert self._binary is not None
         if empty:
             shutil.rmtree(self._place, ignore_errors=True)
@@ -105,7 +106,7 @@ class RedisServer:
         return self
 
     def kill(self) -> None:
-        """As a power cut would."""
+        """Kill the server, as a power cut would."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -113,16 +114,16 @@ class RedisServer:
         self.client.connection_pool.disconnect()
 
     def waiting(self) -> int:
-        """Messages in the three queues."""
+        """Return how many messages are in the three queues."""
         return sum(int(self.client.llen(f"evalpool.{each}")) for each in ("high", "normal", "low"))  # type: ignore[arg-type]
 
     def unacked(self) -> int:
-        """Messages in the hands of workers, dead or alive."""
+        """Return how many messages were fetched and not acknowledged, by living or dead workers."""
         return int(self.client.hlen("unacked"))  # type: ignore[arg-type]
 
 
 class PostgresServer:
-    """A PostgreSQL from the distribution's packages, that trusts everybody and leaves the disk to the kernel."""
+    """A PostgreSQL from the distribution's packages, which trusts everybody and does not sync to disk."""
 
     def __init__(self, listen: str = "127.0.0.1") -> None:
         versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=lambda path: path.parts[4].zfill(4))
@@ -138,7 +139,7 @@ class PostgresServer:
         self._run("initdb", "-D", str(self._data), "-U", "evalpool", "-A", "trust", "-E", "UTF8", "--no-sync")
 
     def start(self, **settings: str) -> "PostgresServer":
-        """Start it with what it has; with other settings where they are named."""
+        """Start the server with its data, and with these settings."""
         options = {
             "listen_addresses": self._listen, "port": self.port, "unix_socket_directories": self.place,
             "fsync": "off", "full_page_writes": "off", "max_connections": 60,  # safe but for a crash of the machine
@@ -155,29 +156,30 @@ class PostgresServer:
         return self
 
     def stop(self, how: signal.Signals = signal.SIGQUIT) -> None:
-        """SIGQUIT: at once, as in a crash, to be recovered at the next start; SIGINT: ending every session."""
+        """Stop the server: with SIGQUIT at once, as in a crash that the next start recovers; with SIGINT by ending
+        every session."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait(PATIENCE)
             self.process = None
 
     def close(self) -> None:
-        """Stop it and remove all it has."""
+        """Stop the server and remove its data."""
         self.stop()
         remove_place(self.place)
 
     def execute(self, command: str) -> list[tuple[object, ...]]:
-        """A statement of the administrator's, and what it gives."""
+        """Run a statement as the administrator, and return its output."""
         with psycopg.connect(self.url("postgres"), autocommit=True, connect_timeout=5) as connection:
             cursor = connection.execute(sql.SQL(command))  # type: ignore[arg-type]
             return cursor.fetchall() if cursor.description else []
 
     def url(self, database: str, host: str = "127.0.0.1") -> str:
-        """Of one of its databases."""
+        """Return the URL of one of its databases."""
         return f"postgresql://evalpool@{host}:{self.port}/{database}"
 
     def trust(self, network: str) -> None:
-        """Let hosts of a network in; before the start."""
+        """Let the hosts of a network connect. This must be called before the start."""
         with (self._data / "pg_hba.conf").open("a") as rules:
             rules.write(f"\nhost all all {network} trust\n")
 
@@ -194,7 +196,7 @@ class PostgresServer:
 
 
 class Dockerd:
-    """A second Docker engine with its own everything, and the sandbox image in it. Its data lie in a small tmpfs."""
+    """A second, independent Docker engine with the sandbox image. Its data are in a small tmpfs."""
 
     DATA_MIB = 400
 
@@ -226,7 +228,7 @@ class Dockerd:
             raise
 
     def start(self, *options: str) -> "Dockerd":
-        """Start the engine over what it has."""
+        """Start the engine with its data."""
         command = [
             self._binary, "--config-file", str(self.place / "daemon.json"), "--data-root", str(self.data),
             "--exec-root", str(self.place / "x"), "--pidfile", str(self.place / "pid"), "-H", self.host,
@@ -240,12 +242,12 @@ class Dockerd:
         return self
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the engine. After SIGKILL its containers live on, and their keepers; containerd itself dies with it."""
+        """Stop the engine. After SIGKILL, its containers and their shims live on; containerd itself dies with it."""
         if self.process is not None:
             self.process.send_signal(how)
             self.process.wait(PATIENCE)
             self.process = None
-            # The next start takes a pid that is still in use for a containerd that still runs.
+            # If the pid in these files is in use, the next start would mistake that process for a running containerd.
             for left in ("pid", "x/containerd/containerd.pid"):
                 (self.place / left).unlink(missing_ok=True)
 
@@ -257,12 +259,12 @@ class Dockerd:
             return b" 200 " in engine.recv(100)
 
     def docker(self, *arguments: str) -> str:
-        """What the command line tool says of it."""
+        """Run the `docker` command on this engine, and return its output."""
         done = subprocess.run(["docker", "-H", self.host, *arguments], check=True, capture_output=True, text=True)
         return done.stdout
 
     def close(self) -> None:
-        """End it, its containers and its containerd; unmount and remove all it has."""
+        """Stop the engine, its containers and its containerd, and remove its data."""
         if self.process is not None:
             self.process.send_signal(signal.SIGCONT)
             with suppress(subprocess.SubprocessError):
@@ -276,7 +278,7 @@ class Dockerd:
         remove_place(self.place)
 
     def _leftovers(self) -> list[int]:
-        """Processes of ours by their command line: containerd and its shims name the place."""
+        """Return our processes of containerd and its shims, whose command lines name the directory."""
         found = []
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):

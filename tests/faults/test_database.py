@@ -15,8 +15,8 @@ from tests.faults.servers import PostgresServer, RedisServer
 POSTGRES = pytest.mark.parametrize("ledger", ["postgresql"], indirect=True)
 
 
-def test_f21_sqlite_locked_by_another_writer(fleet: Fleet, tmp_path: Path) -> None:
-    """For 5 seconds instead of 30: longer than a lease, so that every lease runs out meanwhile."""
+def test_f21_sqlite_is_locked_by_another_writer(fleet: Fleet, tmp_path: Path) -> None:
+    """The database is locked for 5 seconds instead of 30, which is longer than a lease, so that every lease expires."""
     first, second = fleet.start(ready=False), fleet.start(ready=False)
     first.wait_ready(), second.wait_ready()
     fleet.submit(sleepers(20, 0.3))
@@ -31,8 +31,9 @@ def test_f21_sqlite_locked_by_another_writer(fleet: Fleet, tmp_path: Path) -> No
 
 
 @POSTGRES
-def test_f22_postgresql_restarted_and_its_sessions_ended(fleet: Fleet, postgres: PostgresServer) -> None:
-    """It crashes and recovers, as a failover looks from outside; then every session is ended, again and again."""
+def test_f22_postgresql_is_restarted_and_its_sessions_end(fleet: Fleet, postgres: PostgresServer) -> None:
+    """The server crashes and recovers, which is what a failover looks like; then every session is ended several
+    times."""
     worker = fleet.start()
     fleet.submit(mixed(60, seconds=0.1))
     fleet.wait_done(10)
@@ -46,8 +47,9 @@ def test_f22_postgresql_restarted_and_its_sessions_ended(fleet: Fleet, postgres:
 
 
 @POSTGRES
-def test_f23_the_database_down(fleet: Fleet, postgres: PostgresServer, broker: RedisServer) -> None:
-    """For 6 seconds instead of 5 minutes: longer than a lease, and than a message stays with its worker."""
+def test_f23_the_database_is_down(fleet: Fleet, postgres: PostgresServer, broker: RedisServer) -> None:
+    """The database is down for 6 seconds instead of 5 minutes, which is longer than a lease and the visibility
+    timeout."""
     worker = fleet.start()
     fleet.submit(sleepers(20, 0.2))
     fleet.wait_done(5)
@@ -62,8 +64,8 @@ def test_f23_the_database_down(fleet: Fleet, postgres: PostgresServer, broker: R
 
 
 @POSTGRES
-def test_f23_a_worker_told_to_stop_while_the_database_is_down(fleet: Fleet, postgres: PostgresServer) -> None:
-    """It must not wait for ever; what it could not commit runs again."""
+def test_f23_a_worker_stops_while_the_database_is_down(fleet: Fleet, postgres: PostgresServer) -> None:
+    """The worker must not wait for ever, and jobs that it could not commit run again."""
     worker = fleet.start(EVALPOOL_GRACE_SECONDS="2")
     fleet.submit(sleepers(8, 0.5))
     fleet.wait_done(2)
@@ -82,8 +84,8 @@ def test_f23_a_worker_told_to_stop_while_the_database_is_down(fleet: Fleet, post
 
 
 @POSTGRES
-def test_f24_a_schema_of_tomorrow_is_refused(fleet: Fleet) -> None:
-    """By a worker that starts; one that runs goes on."""
+def test_f24_a_newer_schema_is_refused(fleet: Fleet) -> None:
+    """A worker that starts refuses the schema. A worker that runs goes on."""
     old = fleet.start()
     fleet.submit(quick(2))
     fleet.wait_done()

@@ -13,8 +13,8 @@ from pathlib import Path
 import docker
 import pytest
 
-from schemas.database import Database
-from schemas.store import Store
+from evalpool.schemas.database import Database
+from evalpool.schemas.store import Store
 from tests.conftest import missing
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import mixed
@@ -34,7 +34,7 @@ class Network:
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """Two network namespaces on one bridge; they see each other and us, and nothing else."""
+    """Two network namespaces on one bridge, which reach each other and this host, and nothing else."""
     if os.getuid() or shutil.which("ip") is None:
         missing("no network namespaces can be made here: that needs root and iproute2")
     mark, octet = secrets.token_hex(3), 16 + secrets.randbelow(200)
@@ -63,7 +63,7 @@ def network() -> Iterator[Network]:
 def test_two_workers_in_two_networks_share_a_batch(
     network: Network, engine_client: docker.DockerClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And when the network of one is cut off, the other finishes what it had."""
+    """When the network of one worker is cut off, the other one finishes its jobs."""
     try:
         postgres = PostgresServer(listen=f"127.0.0.1,{network.address}")
     except Missing as error:
@@ -112,7 +112,7 @@ def _pid(name: str | None) -> int:
 
 @contextmanager
 def _inside(name: str) -> Iterator[None]:
-    """What this thread starts meanwhile has that network."""
+    """Let the processes that this thread starts meanwhile use this network."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/proc/thread-self/ns/net").open() as home, Path(f"/var/run/netns/{name}").open() as there:
         assert libc.setns(there.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())

@@ -1,4 +1,4 @@
-"""Who goes first: priorities, and batches that share."""
+"""The order of jobs: priorities, and the fair share of batches."""
 
 from tests.conftest import PATIENCE
 from tests.faults.fleet import Fleet

@@ -8,20 +8,21 @@ import time
 
 import pytest
 
-from schemas import QueueUnavailable
-from schemas.store import Store
+from evalpool.schemas import QueueUnavailable
+from evalpool.schemas.store import Store
+from evalpool.worker.queue.celery import RUN, app
+from evalpool.worker.queue.publish import wake
 from tests.conftest import PATIENCE, eventually
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import mixed, quick, sleepers
 from tests.faults.proxy import Proxy
 from tests.faults.servers import PostgresServer, RedisServer
-from worker.celery import RUN, app, wake
 
 BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
 NORMAL = "evalpool.normal"
 
 
-def test_f6_redis_killed_twice_and_restarted_with_its_file(fleet: Fleet, broker: RedisServer) -> None:
+def test_f6_redis_is_killed_twice_and_restarted_with_its_file(fleet: Fleet, broker: RedisServer) -> None:
     worker = fleet.start()
     fleet.submit(mixed(60, seconds=0.15))
     for done in (5, 25):
@@ -32,8 +33,8 @@ def test_f6_redis_killed_twice_and_restarted_with_its_file(fleet: Fleet, broker:
     assert fleet.workers == [worker]  # the same process, all along
 
 
-def test_f7_redis_down(fleet: Fleet, broker: RedisServer) -> None:
-    """The outage of a minute is one of 4 seconds here: Celery's retries come after 2, 4, 6 … seconds."""
+def test_f7_redis_is_down(fleet: Fleet, broker: RedisServer) -> None:
+    """The outage takes 4 seconds instead of a minute, as Celery retries after 2, 4, 6 … seconds."""
     worker = fleet.start()
     fleet.submit(mixed(20))
     fleet.wait_done(3)
@@ -49,7 +50,7 @@ def test_f7_redis_down(fleet: Fleet, broker: RedisServer) -> None:
 
 
 @BOTH
-def test_f8_redis_emptied(fleet: Fleet, broker: RedisServer) -> None:
+def test_f8_redis_is_emptied(fleet: Fleet, broker: RedisServer) -> None:
     fleet.start()
     fleet.submit(mixed(40, seconds=0.15))
     fleet.wait_done(10)
@@ -57,8 +58,8 @@ def test_f8_redis_emptied(fleet: Fleet, broker: RedisServer) -> None:
     fleet.finish()
 
 
-def test_f9_redis_full(fleet: Fleet, broker: RedisServer) -> None:
-    """A supervisor, as in any deployment, starts a worker anew when it has ended."""
+def test_f9_redis_is_full(fleet: Fleet, broker: RedisServer) -> None:
+    """A supervisor restarts workers that have ended, as in any deployment."""
     fleet.start()
     fleet.submit(sleepers(20, 0.3))
     fleet.wait_done(4)
@@ -95,7 +96,7 @@ def test_f9_a_worker_ends_when_redis_refuses_its_acknowledgements(fleet: Fleet, 
     assert {*fleet.attempts(running).values(), *fleet.attempts(later).values()} == {1}
 
 
-def test_f10_a_slow_and_lossy_link(fleet: Fleet, redis_link: Proxy) -> None:
+def test_f10_the_link_to_redis_is_slow_and_lossy(fleet: Fleet, redis_link: Proxy) -> None:
     fleet.start(EVALPOOL_REDIS_URL=redis_link.url)
     redis_link.delay, redis_link.loss = 0.1, 0.05  # there and back: 0.2
     fleet.submit(mixed(20))
@@ -104,7 +105,7 @@ def test_f10_a_slow_and_lossy_link(fleet: Fleet, redis_link: Proxy) -> None:
     fleet.finish()
 
 
-def test_f11_a_half_open_link(fleet: Fleet, redis_link: Proxy) -> None:
+def test_f11_the_link_to_redis_is_half_open(fleet: Fleet, redis_link: Proxy) -> None:
     """Every connection of the worker falls silent for ever, and neither end is told; new ones work. That is to be
     noticed within 90 seconds: here within a few, since the timeout is 5 and not 30 seconds."""
     fleet.start(EVALPOOL_REDIS_URL=redis_link.url)
@@ -116,7 +117,7 @@ def test_f11_a_half_open_link(fleet: Fleet, redis_link: Proxy) -> None:
 
 
 @BOTH
-def test_f12_the_same_message_fifty_times(
+def test_f12_the_same_message_arrives_fifty_times(
     request: pytest.FixtureRequest, fleet: Fleet, broker: RedisServer, ledger: Store
 ) -> None:
     batch = fleet.submit(mixed(10))
@@ -133,7 +134,7 @@ def test_f12_the_same_message_fifty_times(
         _cheap(fleet, broker, request.getfixturevalue("postgres"), messages)
 
 
-def test_f13_bad_messages(fleet: Fleet, broker: RedisServer) -> None:
+def test_f13_messages_that_cannot_be_read_become_dead_letters(fleet: Fleet, broker: RedisServer) -> None:
     """Messages of another version, with unexpected arguments, without a body, of ten megabytes, or not even JSON."""
     worker = fleet.start(EVALPOOL_RECONCILE_SECONDS="0.3")
     fleet.submit(quick(1))
@@ -159,8 +160,8 @@ def test_f13_bad_messages(fleet: Fleet, broker: RedisServer) -> None:
     assert fleet.store.letters() == 6 + 1 + 1 + 4
 
 
-def test_f13_what_is_not_even_an_envelope(fleet: Fleet, broker: RedisServer) -> None:
-    """Something else writes into our list."""
+def test_f13_messages_without_an_envelope_become_dead_letters(fleet: Fleet, broker: RedisServer) -> None:
+    """Another program writes into our list."""
     worker = fleet.start()
     kinds = (b"garbage", b"{}", b"[]", b"7", b"\xff\xfe", b'{"properties": 7}', b"[" * 100_000, b"1" * 5000)
     for garbage in kinds:

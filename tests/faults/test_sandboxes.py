@@ -13,24 +13,24 @@ import docker
 import pytest
 from docker.errors import APIError, DockerException
 
-from api.connections import fleet as reported
-from schemas import JobSpec, Limits, Verdict
-from schemas.rows import job_id
-from schemas.settings import Settings
-from tests.conftest import WorkerProcess, containers, eventually, missing
+from evalpool.api.connections import fleet as reported
+from evalpool.schemas import JobSpec, Limits, Verdict
+from evalpool.schemas.rows import job_id
+from evalpool.schemas.settings import Settings
+from evalpool.worker.sandbox.engine import OWNER
+from tests.conftest import WorkerProcess, containers, eventually, freeze, missing
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import Known, mixed, quick, sleepers
 from tests.faults.proxy import Proxy
 from tests.faults.servers import Dockerd
-from worker.sandbox.engine import OWNER
 
 IDLE = 1
 """Processes of a sandbox in which nothing runs."""
 IMAGE = Settings.model_fields["image"].default
 
 
-def test_f14_a_poison_job_is_given_up_and_the_others_do_not_notice(fleet: Fleet) -> None:
-    """Whoever runs it loses the container, by our own hand."""
+def test_f14_a_poison_job_is_given_up_and_other_jobs_are_not_affected(fleet: Fleet) -> None:
+    """The test removes every container in which the job runs."""
     worker = fleet.start()
     poison = Known(JobSpec(code="sleep 4242", tool="bash", limits=Limits(wall_seconds=600)), Verdict.SANDBOX_ERROR)
     batch = fleet.submit([*mixed(20), poison])
@@ -44,7 +44,7 @@ def test_f14_a_poison_job_is_given_up_and_the_others_do_not_notice(fleet: Fleet)
 
 
 def test_f15_huge_output_is_capped_and_a_worker_that_runs_out_of_memory_is_replaced(fleet: Fleet) -> None:
-    """The kernel ends a worker for memory with SIGKILL, and so do we."""
+    """The kernel ends a worker that runs out of memory with SIGKILL, and so does the test."""
     worker = fleet.start()
     fleet.submit(quick(4))
     fleet.wait_done()
@@ -61,8 +61,8 @@ def test_f15_huge_output_is_capped_and_a_worker_that_runs_out_of_memory_is_repla
     fleet.finish()
 
 
-def test_f16_a_leased_sandbox_removed(fleet: Fleet) -> None:
-    """One after the other and all at once."""
+def test_f16_a_leased_sandbox_is_removed(fleet: Fleet) -> None:
+    """Sandboxes are removed one after the other, and then all at once."""
     worker = fleet.start()
     fleet.submit(sleepers(4, 1))
     fleet.wait_until("jobs run", lambda: fleet.store.progress(next(iter(fleet.expected))).running)
@@ -81,9 +81,9 @@ def test_f16_a_leased_sandbox_removed(fleet: Fleet) -> None:
 def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fault(
     fleet: Fleet, engine_link: Proxy
 ) -> None:
-    """Each time the agent sees the end of its standard input, and the container ends by itself, so to speak."""
+    """Each time, the agent sees the end of its standard input, so that the container seems to end by itself."""
     worker = fleet.start(DOCKER_HOST=engine_link.url)
-    fleet.submit(sleepers(1, 1.5))
+    fleet.submit(sleepers(1, 6))
     seen: set[str] = set()
     while len(seen) < 4:
         fleet.wait_until("it runs anew", lambda seen=frozenset(seen): _busy(fleet, worker) - seen)
@@ -94,7 +94,7 @@ def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fa
 
 
 def test_a_busy_sandbox_is_paused_for_longer_than_the_wall_limit(fleet: Fleet) -> None:
-    """It is paused twice for a moment longer than the limit, then for ever: the worker must give up and remove it."""
+    """The sandbox is paused twice for a little longer than the limit, and then for ever. The worker must remove it."""
     worker = fleet.start()
     tight = Limits(cpu_seconds=10, wall_seconds=3)
     endless = Known(JobSpec(code="import time; time.sleep(1000)", limits=tight), Verdict.TIME_LIMIT)
@@ -103,7 +103,7 @@ def test_a_busy_sandbox_is_paused_for_longer_than_the_wall_limit(fleet: Fleet) -
         fleet.wait_until("a job runs", lambda: _busy(fleet, worker))
         box = random.choice(sorted(_busy(fleet, worker)) or fleet.boxes(worker))
         with suppress(APIError):  # it has just been replaced
-            fleet.engine.api.pause(box)
+            freeze(fleet.engine, box)
             time.sleep(seconds)
             if seconds:
                 fleet.engine.api.unpause(box)
@@ -115,7 +115,7 @@ def test_a_busy_sandbox_is_paused_for_longer_than_the_wall_limit(fleet: Fleet) -
 @pytest.mark.parametrize(
     ("how", "options"), [(signal.SIGTERM, ()), (signal.SIGKILL, ("--live-restore",))], ids=["stopped", "live restore"]
 )
-def test_f17_the_engine_restarted(
+def test_f17_the_engine_is_restarted(
     fleet: Fleet, own_engine: Dockerd, how: signal.Signals, options: tuple[str, ...]
 ) -> None:
     own_engine.stop()
@@ -130,8 +130,8 @@ def test_f17_the_engine_restarted(
     assert fleet.workers == [worker]
 
 
-def test_f18_the_engine_frozen(fleet: Fleet, own_engine: Dockerd) -> None:
-    """For 6 seconds instead of 30, and with 2 seconds instead of 60 until a call is given up."""
+def test_f18_the_engine_is_frozen(fleet: Fleet, own_engine: Dockerd) -> None:
+    """The engine is frozen for 6 seconds instead of 30, and calls time out after 2 seconds instead of 60."""
     worker = fleet.start(EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
     batch = fleet.submit(mixed(40))
     fleet.wait_done(10)
@@ -144,8 +144,8 @@ def test_f18_the_engine_frozen(fleet: Fleet, own_engine: Dockerd) -> None:
     assert Verdict.SANDBOX_ERROR not in fleet.store.progress(batch.id).verdicts
 
 
-def test_f18_the_engine_silent(fleet: Fleet, engine_link: Proxy) -> None:
-    """The same through a link, so that not even the streams of running sandboxes say anything."""
+def test_f18_the_engine_does_not_answer(fleet: Fleet, engine_link: Proxy) -> None:
+    """The proxy in front of the engine is silent, so that even the streams of running sandboxes are."""
     worker = fleet.start(DOCKER_HOST=engine_link.url, EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
     fleet.submit(mixed(40))
     fleet.wait_done(10)
@@ -156,7 +156,7 @@ def test_f18_the_engine_silent(fleet: Fleet, engine_link: Proxy) -> None:
     assert fleet.workers == [worker]
 
 
-def test_f19_the_image_vanishes(fleet: Fleet, own_engine: Dockerd) -> None:
+def test_f19_the_image_is_removed(fleet: Fleet, own_engine: Dockerd) -> None:
     """Only its name is removed, since running containers keep the image. Jobs submitted before are pinned to its digest
     and still run. Later jobs wait, none fails, and the worker says why. A worker refuses to start meanwhile."""
     worker = fleet.start(EVALPOOL_MAX_USES="2")
@@ -196,9 +196,9 @@ def test_f20_the_disk_of_the_engine_is_full(fleet: Fleet, own_engine: Dockerd) -
 
 
 def test_f20_the_disk_of_the_ledger_is_full(fleet: Fleet, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SQLite file lies on it. Nothing is lost, the error is told, and all goes on when there is room."""
-    from schemas.database import Database
-    from schemas.store import Store
+    """The SQLite file is on this disk. Nothing is lost, the error is logged, and work goes on when there is room."""
+    from evalpool.schemas.database import Database
+    from evalpool.schemas.store import Store
 
     url = f"sqlite:///{small_disk / 'ledger.db'}"
     monkeypatch.setenv("EVALPOOL_DATABASE_URL", url)
@@ -230,8 +230,8 @@ def test_f20_the_disk_of_the_logs_is_full(fleet: Fleet, small_disk: Path) -> Non
     assert fleet.workers == [worker]
 
 
-def test_f31_a_container_that_nobody_waited_for_is_swept(fleet: Fleet) -> None:
-    """Created, never attached, never started, and its owner is dead: nothing but a label speaks of it."""
+def test_f31_a_container_that_nobody_waited_for_is_removed(fleet: Fleet) -> None:
+    """The container was created but never started, and its owner is dead. Only a label shows whose it was."""
     dead = fleet.start()
     label = fleet.engine.containers.get(fleet.boxes(dead)[0]).labels[OWNER]
     dead.stop(signal.SIGKILL)
@@ -244,8 +244,8 @@ def test_f31_a_container_that_nobody_waited_for_is_swept(fleet: Fleet) -> None:
     fleet.finish()
 
 
-def test_f31_a_create_call_that_returns_after_our_timeout(fleet: Fleet, engine_link: Proxy) -> None:
-    """Its answer comes 4 seconds late, after 2 we have given it up: the container must not stay."""
+def test_f31_a_container_that_is_created_after_our_timeout_is_removed(fleet: Fleet, engine_link: Proxy) -> None:
+    """The answer of the engine comes after 4 seconds, but calls time out after 2. The container must not stay."""
     worker = fleet.start(DOCKER_HOST=engine_link.url, EVALPOOL_DOCKER_TIMEOUT="2", EVALPOOL_MAX_USES="3")
     engine_link.late = (b"/containers/create", 4.0)
     fleet.submit(mixed(30))
@@ -274,7 +274,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @contextmanager
 def _full(place: Path) -> Iterator[None]:
-    """Not a byte is free there."""
+    """Fill the file system to the last byte."""
     filler = place / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
@@ -290,7 +290,7 @@ def _full(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _killer(fleet: Fleet, worker: WorkerProcess, words: str) -> Iterator[list[str]]:
-    """Kills every container in which such a process runs, as soon as it is seen."""
+    """Kill every container in which such a process runs, as soon as it is seen."""
     killed: list[str] = []
     over = threading.Event()
     client = docker.from_env(timeout=60)
@@ -314,7 +314,7 @@ def _killer(fleet: Fleet, worker: WorkerProcess, words: str) -> Iterator[list[st
 
 
 def _busy(fleet: Fleet, worker: WorkerProcess) -> set[str]:
-    """The containers of a worker in which a job runs: there is more than the agent."""
+    """Return the containers of a worker in which a job runs, besides the agent."""
     found = set()
     for box in fleet.boxes(worker):
         with suppress(DockerException):

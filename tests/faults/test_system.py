@@ -1,4 +1,4 @@
-"""F25 to F32: what befalls the whole, from two reconcilers to a reboot."""
+"""F25 to F32: faults of the whole system, from two reconcilers to a reboot."""
 
 import os
 import signal
@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from api import submit_batch
-from schemas import JobSpec, Limits, QueueUnavailable, Verdict
+from evalpool.api import submit_batch
+from evalpool.schemas import JobSpec, Limits, QueueUnavailable, Verdict
+from evalpool.worker.queue.publish import wake
 from tests.conftest import PATIENCE, ROOT, eventually
 from tests.faults.fleet import Fleet
 from tests.faults.jobs import Known, mixed, quick, sleepers
 from tests.faults.proxy import Proxy
 from tests.faults.servers import RedisServer, free_port
-from worker.celery import wake
 
 BOTH = pytest.mark.parametrize("ledger", ["sqlite", "postgresql"], indirect=True)
 
 
 @BOTH
-def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
+def test_f25_two_hasty_reconcilers_and_repeated_wake_ups_run_every_job_once(fleet: Fleet) -> None:
     """Both poll ten times a second, and a client wakes them over and over."""
     workers = [fleet.start(ready=False, EVALPOOL_RECONCILE_SECONDS="0.1") for _ in range(2)]
     batch = fleet.submit(mixed(50))
@@ -36,9 +36,9 @@ def test_f25_two_reconcilers_and_an_eager_third(fleet: Fleet) -> None:
     assert {result.attempt for result in fleet.store.batch_results(batch.id)} == {1}
 
 
-def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
-    """The backlog has 5,000 instead of 100,000 jobs, and more are submitted. Neither the queue in Redis nor the memory
-    of the worker grows with them. After some seconds the rest is cancelled."""
+def test_f26_a_consumer_is_slow(fleet: Fleet, broker: RedisServer) -> None:
+    """The backlog has 5,000 jobs (100,000 would take too long), and more are submitted. Neither the queue in Redis nor
+    the memory of the worker grows with them. After some seconds the rest is cancelled."""
     worker = fleet.start()
     batch = fleet.submit(quick(5000))
     fleet.wait_done(100)
@@ -56,7 +56,7 @@ def test_f26_a_slow_consumer(fleet: Fleet, broker: RedisServer) -> None:
     fleet.finish()
 
 
-def test_f27_a_client_that_dies_mid_submit_and_tries_again(fleet: Fleet, redis_link: Proxy) -> None:
+def test_f27_a_client_dies_during_a_submission_and_submits_again(fleet: Fleet, redis_link: Proxy) -> None:
     """The submitter is killed when its rows are committed and no worker is woken, since Redis does not answer it."""
     fleet.start()
     jobs = mixed(20)
@@ -76,7 +76,7 @@ def test_f27_a_client_that_dies_mid_submit_and_tries_again(fleet: Fleet, redis_l
     fleet.finish()
 
 
-def test_f28_cancelled_half_way(fleet: Fleet) -> None:
+def test_f28_a_batch_is_cancelled_half_way(fleet: Fleet) -> None:
     fleet.start()
     jobs = (
         quick(20)
@@ -96,7 +96,7 @@ def test_f28_cancelled_half_way(fleet: Fleet) -> None:
     assert _scalar(fleet, late) == 0  # none of them ran later
 
 
-def test_f29_workers_replaced_under_load(fleet: Fleet) -> None:
+def test_f29_workers_are_replaced_under_load(fleet: Fleet) -> None:
     fleet.start()
     batch = fleet.submit(mixed(100, seconds=0.1))
     for done in (10, 40):
@@ -106,11 +106,11 @@ def test_f29_workers_replaced_under_load(fleet: Fleet) -> None:
         assert old.stop(signal.SIGTERM) == 0
         assert fleet.clean(old)
     fleet.finish()
-    assert {result.attempt for result in fleet.store.batch_results(batch.id)} == {1}  # a stop costs nobody anything
+    assert {result.attempt for result in fleet.store.batch_results(batch.id)} == {1}  # no job has lost an attempt
 
 
-def test_f30_everything_killed_at_once(fleet: Fleet, broker: RedisServer) -> None:
-    """Redis comes back without its data, and with it all that was queued is gone."""
+def test_f30_everything_is_killed_at_once(fleet: Fleet, broker: RedisServer) -> None:
+    """Redis comes back without its data, so that all queued messages are lost."""
     fleet.start(ready=False), fleet.start(ready=False)
     for worker in fleet.workers:
         worker.wait_ready()
@@ -124,8 +124,8 @@ def test_f30_everything_killed_at_once(fleet: Fleet, broker: RedisServer) -> Non
     fleet.finish()
 
 
-def test_f32_monitoring_killed(fleet: Fleet, broker: RedisServer, tmp_path: Path) -> None:
-    """Flower with a kill -9, and every subscription to Redis, the bell's too."""
+def test_f32_the_monitoring_is_killed(fleet: Fleet, broker: RedisServer, tmp_path: Path) -> None:
+    """Flower is killed, and every subscription to Redis, including those to results."""
     port = free_port()
     command = [sys.executable, "-m", "celery", "-A", "worker", "flower", f"--port={port}", "--address=127.0.0.1"]
     fleet.start()
@@ -144,7 +144,7 @@ def test_f32_monitoring_killed(fleet: Fleet, broker: RedisServer, tmp_path: Path
     fleet.finish()
 
 
-def test_everything_flushed_and_killed_and_started_anew(fleet: Fleet, broker: RedisServer) -> None:
+def test_redis_is_flushed_and_everything_is_killed_and_restarted(fleet: Fleet, broker: RedisServer) -> None:
     """FLUSHALL, and a kill -9 of every worker, in the middle of 400 jobs. `tests/soak.py --flush 2000` has more."""
     fleet.start(ready=False), fleet.start(ready=False)
     batch = fleet.submit(mixed(400, seconds=0.02))
@@ -156,7 +156,7 @@ def test_everything_flushed_and_killed_and_started_anew(fleet: Fleet, broker: Re
     fleet.finish()
 
 
-def test_a_run_with_faults_gives_what_a_run_without_gives(fleet: Fleet, broker: RedisServer) -> None:
+def test_a_run_with_faults_gives_the_same_results_as_a_run_without(fleet: Fleet, broker: RedisServer) -> None:
     jobs = mixed(40)
     fleet.start()
     calm = fleet.submit(jobs)
@@ -179,7 +179,7 @@ def test_a_run_with_faults_gives_what_a_run_without_gives(fleet: Fleet, broker: 
 
 
 def test_with_redis_down_a_submission_says_so_and_runs_when_it_is_back(fleet: Fleet, broker: RedisServer) -> None:
-    """With nobody running at the time: a worker that starts later finds the rows."""
+    """No worker runs during the submission. A worker that starts later finds the rows."""
     broker.kill()
     with pytest.raises(QueueUnavailable) as refused:
         fleet.submit(quick(5))
@@ -189,8 +189,9 @@ def test_with_redis_down_a_submission_says_so_and_runs_when_it_is_back(fleet: Fl
     fleet.finish()
 
 
-def test_one_of_two_workers_frozen_for_a_while(fleet: Fleet) -> None:
-    """Longer than its leases: the other takes its jobs over, and what it says when it wakes is not counted again."""
+def test_one_of_two_workers_is_frozen_for_a_while(fleet: Fleet) -> None:
+    """The worker is frozen for longer than its leases. The other one takes its jobs over, and late results are not
+    counted."""
     first, second = fleet.start(ready=False), fleet.start(ready=False)
     first.wait_ready(), second.wait_ready()
     fleet.submit(sleepers(30, 0.2))

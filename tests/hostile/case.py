@@ -1,4 +1,4 @@
-"""The form of a case: one TOML file, the program and what must come out of it. See README.md."""
+"""The form of a case: one TOML file with the program and the result that is expected. See README.md."""
 
 import tomllib
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas import Case, JobSpec, Limits, Result, Verdict
+from evalpool.schemas import Case, JobSpec, Limits, Result, Verdict
 
 HERE = Path(__file__).parent
 
@@ -27,17 +27,18 @@ class Step(BaseModel):
     stdin_repeat: int = 1
     args: tuple[str, ...] = ()
     args_repeat: int = 1
-    """Each argument is so many copies of itself."""
+    """Each argument is this many copies of itself."""
     env: dict[str, str] = {}
     files: dict[str, str] = {}
     probe: bool = False
-    """Put `probe.py` beside the program: raw system calls, and attempts that must fail."""
+    """Whether `probe.py` is put beside the program, for raw system calls and attempts that must fail."""
     cases: tuple[Case, ...] = ()
     cases_repeat: int = 1
     """The cases are this many copies of `cases`."""
     stop_early: bool = True
     limits: dict[str, Any] = {}
-    """By default 2 s of CPU and 10 s of wall time."""
+    """The limits; by default 2 s of CPU and 10 s of wall time. A program that must reach its memory limit has ten times
+    as much, since touching memory for the first time can take seconds of CPU."""
 
     # -- what must come out ------------------------------------------------------------------------
     expect: tuple[Verdict, ...] = Field(min_length=1)
@@ -53,7 +54,7 @@ class Step(BaseModel):
     signal: int | None = None
     oom: bool | None = None
     truncated: bool | None = None
-    """Of either stream."""
+    """Whether either stream is truncated."""
     cpu_at_least: float = 0
     cpu_at_most: float = float("inf")
     wall_at_most: float = float("inf")
@@ -62,7 +63,7 @@ class Step(BaseModel):
     processes_at_least: int = 0
 
     def spec(self, **more: Any) -> JobSpec:
-        """The job."""
+        """Return the job."""
         files = dict(self.files)
         if self.probe:
             files["probe.py"] = (HERE / "probe.py").read_text()
@@ -83,11 +84,12 @@ class Step(BaseModel):
 
     @property
     def allowed(self) -> Limits:
-        """What it may use."""
-        return Limits(**{"cpu_seconds": 2, "wall_seconds": 10} | self.limits)
+        """The limits of the job."""
+        patience = 10 if Verdict.MEMORY_LIMIT in self.expect and Verdict.TIME_LIMIT not in self.expect else 1
+        return Limits(**{"cpu_seconds": 2 * patience, "wall_seconds": 10 * patience} | self.limits)
 
     def problems(self, result: Result) -> list[str]:
-        """How the result is not as expected."""
+        """Return a sentence for each expectation that the result does not meet."""
         metrics = result.metrics
         found = {
             f"verdict {result.verdict}, not one of {', '.join(self.expect)}": result.verdict not in self.expect,
@@ -113,21 +115,22 @@ class Step(BaseModel):
 
 
 class HostileCase(Step):
-    """A step with a name, and the steps that follow it on the same sandbox."""
+    """A step with a name, and the steps that follow it in the same sandbox."""
 
     id: str
     """The name of its file."""
     number: int
-    """The row in the table of hostile cases; from 101 on: attacks on this design."""
+    """The row in the table of hostile cases; numbers from 101 on are attacks on this design."""
     name: str
     fast: bool = False
-    """Part of the subset for every day, which is also run on fresh sandboxes and in cold interpreters."""
+    """Whether the case is in the daily subset, which is also run on fresh sandboxes and in cold interpreters."""
     agent_may_die: bool = False
-    """The kernel may choose the agent when memory runs out; the verdict must be right all the same."""
+    """Whether the kernel may kill the agent, too: memory in files or sockets is given back last by a dying program. The
+    verdict must be right all the same."""
     then: tuple[Step, ...] = ()
 
 
 def load() -> list[HostileCase]:
-    """Every case, in the order of their file names."""
+    """Return every case, in the order of the file names."""
     files = sorted((HERE / "cases").glob("*.toml"))
     return [HostileCase(id=file.stem, **tomllib.loads(file.read_text())) for file in files]

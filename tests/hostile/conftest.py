@@ -1,4 +1,4 @@
-"""One worker, one Redis and one ledger for the whole suite: what a case leaves behind must meet the next."""
+"""One worker, one Redis and one ledger for the whole suite, so that a case meets what the last one left behind."""
 
 import os
 from collections.abc import Iterator
@@ -8,11 +8,12 @@ import docker
 import pytest
 
 from tests.conftest import WorkerProcess, containers, eventually
+from tests.hostile import monitor
 from tests.hostile.stack import SLOTS, Stack
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "fast: the part of the hostile suite for every day")
+    config.addinivalue_line("markers", "fast: the daily part of the hostile suite")
 
 
 @pytest.fixture(scope="module")
@@ -31,16 +32,17 @@ def hostile_env(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def one_stack(hostile_env: dict[str, str], engine_client: docker.DockerClient) -> Iterator[Stack]:
-    """The worker, warmed up."""
+    """A worker that has been warmed up."""
     ledger = Path(hostile_env["EVALPOOL_DATABASE_URL"].removeprefix("sqlite:///"))
     before = {name: value for name, value in os.environ.items() if name.startswith("EVALPOOL_")}
     for name in before:
         del os.environ[name]
     os.environ.update(hostile_env)
-    worker = WorkerProcess(ledger.with_name("worker.log"))
+    holds = ledger.with_name("holds")
+    worker = WorkerProcess(ledger.with_name("evalpool.worker.log"), monitor.__name__, **{monitor.HOLDS: str(holds)})
     stack = None
     try:
-        stack = Stack(worker.wait_ready(), engine_client, ledger)
+        stack = Stack(worker.wait_ready(), engine_client, ledger, holds)
         stack.warm_up()
         for name in hostile_env:
             del os.environ[name]
@@ -56,7 +58,7 @@ def one_stack(hostile_env: dict[str, str], engine_client: docker.DockerClient) -
 
 @pytest.fixture
 def stack(one_stack: Stack, hostile_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Stack:
-    """That worker, named in the settings of this test."""
+    """The same worker, which the settings of this test name."""
     for name, value in hostile_env.items():
         monkeypatch.setenv(name, value)
     return one_stack

@@ -1,4 +1,4 @@
-"""Put beside probing programs: raw system calls, and attempts that must fail in a certain way."""
+"""Helpers for probing programs: raw system calls, and attempts that must fail in a certain way."""
 
 import ctypes
 import errno
@@ -13,7 +13,7 @@ bad = []
 
 
 def syscall(number, *args):
-    """One raw system call, or OSError."""
+    """Make one raw system call; raise OSError if it fails."""
     ctypes.set_errno(0)
     result = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in args))
     if result == -1:
@@ -22,7 +22,7 @@ def syscall(number, *args):
 
 
 def attempt(name, allowed, call, *args, **more):
-    """Call it; anything but one of the allowed errors (`"EPERM|EACCES"`) is remembered as bad."""
+    """Make a call, and remember it as bad unless it fails with one of the allowed errors (`"EPERM|EACCES"`)."""
     try:
         value = call(*args, **more)
     except OSError as error:
@@ -37,7 +37,7 @@ def attempt(name, allowed, call, *args, **more):
 
 
 def write(path, data=b"x"):
-    """Open for writing without creating, and write."""
+    """Write to a file that exists already."""
     fd = os.open(path, os.O_WRONLY)
     try:
         return os.write(fd, data)

@@ -1,4 +1,4 @@
-"""One worker for the whole suite, and the ten things that must hold after every case (G1 to G10 of the table)."""
+"""One worker for the whole suite, and the ten invariants that must hold after every case (G1 to G10 of the table)."""
 
 import json
 import math
@@ -14,19 +14,27 @@ from typing import Any
 import docker
 import pytest
 
-from api import submit_batch
-from schemas import JobSpec, Limits, Result, Verdict
-from schemas.job import MAX_TEXT
+from evalpool.api import submit_batch
+from evalpool.schemas import JobSpec, Limits, Result, Verdict
+from evalpool.schemas.job import MAX_TEXT
+from evalpool.worker import evaluation
+from evalpool.worker.pool import ALONE_SECONDS
 from tests.conftest import PATIENCE, WorkerProcess
 from tests.hostile.case import HostileCase, Step
-from tests.hostile.host import Box, Boxes, forget_most, pid_of, resident, strangers, written
+from tests.hostile.host import Container, Containers, forget_most, pid_of, resident, strangers, written
 
 SLOTS = 2
 POOL = SLOTS + 1
 GROWTH = 32 << 20
+"""Bytes of memory by which the worker and dockerd may have grown after a case."""
 SURGE = 256 << 20
-"""How much more the worker may hold while a case runs: the largest job there is, several times over."""
+"""Bytes of memory by which the worker may grow while a case runs: several times the largest possible job."""
 LOG_LINE = 1000
+"""Characters of a line in the worker's log, at most."""
+HOLD = 0.1
+"""Seconds of work for which the worker's event loop may be held up, whatever a program does."""
+PARSING = 2e-8
+"""Seconds in addition for each character of a job's own text, which is parsed in one step."""
 
 CANARY = JobSpec(
     code="import os, sys, threading\n"
@@ -45,17 +53,19 @@ NEIGHBOUR = JobSpec(
 )
 NEIGHBOUR_SAYS = "999999 [65536, 65536]\n"
 NEIGHBOUR_FACTOR = 2.5
-"""How much more CPU time it may take than when alone: caches and the second thread of a core are shared."""
+"""How many times more CPU time the neighbour may take than when alone: caches and cores are shared."""
 
 
 @dataclass
 class Seen:
-    """What one case and all that ran with it gave."""
+    """The results of one case and of all jobs that ran with it."""
 
     case: HostileCase
     results: list[tuple[Step, Result]] = field(default_factory=list)
     neighbour: Result | None = None
     canaries: list[Result] = field(default_factory=list)
+    holds: int = 0
+    """How many holds the monitor had noted before the case."""
 
     @property
     def all(self) -> list[Result]:
@@ -63,55 +73,55 @@ class Seen:
 
 
 class Stack:
-    """A real worker over a real queue and ledger; runs cases and looks around afterwards."""
+    """A real worker with a real queue and a real ledger; runs cases and examines the host afterwards."""
 
-    def __init__(self, worker: WorkerProcess, client: docker.DockerClient, ledger: Path) -> None:
-        self.worker, self.ledger = worker, ledger
-        self.boxes = Boxes(client, worker.pid)
+    def __init__(self, worker: WorkerProcess, client: docker.DockerClient, ledger: Path, holds: Path) -> None:
+        self.worker, self.ledger, self._holds = worker, ledger, holds
+        self.containers = Containers(client, worker.pid)
         self.dockerd = pid_of("dockerd")
         self.own = 1
-        """Processes of a sandbox in which nothing runs: the agent, and what some runtimes need for themselves."""
+        """Processes of an idle sandbox: the agent, and those that some runtimes need for themselves."""
         self.blamed: set[str] = set()
-        """Containers that outstayed an earlier case: said once, the next case is not to blame for them."""
+        """Containers that an earlier case has left busy. They were reported then, and the next case is not to blame."""
 
     def warm_up(self) -> None:
-        """Everything once, so that what comes later is compared with a worker in full swing."""
+        """Run everything once, so that later measurements are compared with a worker in full swing."""
         big = "import sys; sys.stdout.write('x' * 10**6); sys.stderr.write('y' * 10**6)"
         self._together([JobSpec(code=big)] * 8 + [CANARY] * 40)
         self._together([JobSpec(code="#" * MAX_TEXT, stdin="x" * MAX_TEXT, limits=CANARY.limits)] * 6)
         alone = [self._together([NEIGHBOUR])[0].metrics.cpu_seconds for _ in range(7)]
         self.neighbour_cpu = median(alone)
         if os.environ.get("HOSTILE_RUNTIME"):
-            self.own = max(self.boxes.processes(box) for box in self.boxes.alive().values())
+            self.own = max(self.containers.processes(container) for container in self.containers.alive().values())
         self._settle()
         self.resident = {pid: resident(pid) for pid in self._watched()}
 
     def close(self) -> None:
-        """Stop looking; the worker is somebody else's to end."""
-        self.boxes.close()
+        """Stop following the containers; whoever started the worker ends it."""
+        self.containers.close()
 
     # -- one case ----------------------------------------------------------------------------------
 
     def run(self, case: HostileCase, **more: Any) -> Seen:
-        """The case with a neighbour beside it, what follows it on the same sandbox, and canaries right after."""
-        seen = Seen(case)
+        """Run the case with a neighbour beside it, then the steps that follow in the same sandbox, then canaries."""
+        seen = Seen(case, holds=len(self.holds()))
         forget_most(self.worker.pid)
         first, seen.neighbour = self._together([case.spec(**more), NEIGHBOUR])
         seen.results.append((case, first))
         for step in case.then:
             seen.results += self._follow(step, first, **more)
-        seen.canaries = self._together([CANARY] * POOL)  # in turn they visit every sandbox of the pool
+        seen.canaries = self._together([CANARY] * POOL)  # one after the other, they use every sandbox of the pool
         return seen
 
     def _follow(self, step: Step, first: Result, **more: Any) -> list[tuple[Step, Result]]:
-        """The step, over and over, until it ran where the first did: or that sandbox is no more."""
+        """Repeat the step until it has run in the sandbox of the first result, or that sandbox is gone."""
         results = []
         for _ in range(4 * POOL):
             (result,) = self._together([step.spec(**more)])
             results.append((step, result))
-            if result.sandbox_id == first.sandbox_id or first.sandbox_id not in self.boxes.alive():
+            if result.sandbox_id == first.sandbox_id or first.sandbox_id not in self.containers.alive():
                 return results
-        raise AssertionError(f"never came back to {first.sandbox_id}")
+        raise AssertionError(f"the step never ran in {first.sandbox_id}")
 
     def _together(self, specs: Sequence[JobSpec]) -> list[Result]:
         batch = submit_batch(specs)
@@ -121,7 +131,7 @@ class Stack:
     # -- what must hold afterwards -----------------------------------------------------------------
 
     def check(self, seen: Seen, log_start: int) -> None:
-        """The verdict, and G1 to G10."""
+        """Fail the test unless the verdict is right and G1 to G10 hold."""
         problems = [
             f"step {i}: {problem}" for i, (step, result) in enumerate(seen.results) for problem in step.problems(result)
         ]
@@ -132,12 +142,18 @@ class Stack:
         problems += self._neighbour(seen)  # G9
         problems += self._settle(seen.case.agent_may_die)  # G4, G5, G7
         problems += [f"G5 on the host: {each}" for each in strangers()]
+        problems += [f"G9 the worker's event loop was held up for {each} s" for each in self.held(seen)]
         problems += self._memory()  # G6
         problems += self._log(seen, log_start)  # G10
         if self.worker.process.poll() is not None:
             problems.append(f"the worker is dead: {self.worker.process.returncode}")
         if problems:
             pytest.fail("\n".join([*problems, *(_show(result) for _, result in seen.results)]), pytrace=False)
+
+    def held(self, seen: Seen) -> list[float]:
+        """Return the times, in seconds, for which the worker's event loop was held up too long."""
+        given = max(step.repeat * len(step.code) + step.stdin_repeat * len(step.stdin) for step, _ in seen.results)
+        return [each for each in self.holds()[seen.holds :] if each > HOLD + given * PARSING]
 
     def _one_row(self, result: Result) -> list[str]:
         with sqlite3.connect(self.ledger) as db:
@@ -153,48 +169,55 @@ class Stack:
         if result is None:
             return []
         problems = _unlike(result, NEIGHBOUR_SAYS, "G9 the neighbour")
-        if result.metrics.cpu_seconds > NEIGHBOUR_FACTOR * self.neighbour_cpu + 0.05:
+        if self._slowed(result):
             problems.append(f"G9 the neighbour took {result.metrics.cpu_seconds:.2f} s, not {self.neighbour_cpu:.2f}")
         return problems
 
+    def _slowed(self, neighbour: Result) -> bool:
+        return neighbour.metrics.cpu_seconds > NEIGHBOUR_FACTOR * self.neighbour_cpu + 0.05
+
+    def disturbed(self, seen: Seen) -> bool:
+        """Return whether others were slower than they should be, because of this case or of a busy machine."""
+        return bool(self.held(seen)) or (seen.neighbour is not None and self._slowed(seen.neighbour))
+
     def _settle(self, agent_may_die: bool = False) -> list[str]:
-        """Wait for the pool to be whole and idle: as many containers as it should have, and in each the agent alone."""
+        """Wait until the pool is complete and idle, with only the agent in each container; return what is not so."""
         state: list[str] = []
         busy: set[str] = set()
-        alive: list[Box] = []
+        alive: list[Container] = []
 
         def idle() -> bool:
-            alive[:] = [box for name, box in self.boxes.alive().items() if name not in self.blamed]
+            alive[:] = [container for name, container in self.containers.alive().items() if name not in self.blamed]
             state[:] = [f"G7 {len(alive)} containers"] if len(alive) != POOL else []
             busy.clear()
-            for box in alive:
+            for container in alive:
                 try:
-                    processes = self.boxes.processes(box)
+                    processes = self.containers.processes(container)
                 except OSError:
                     processes = 0
                 if processes != self.own:
-                    busy.add(box.id)
-                    state.append(f"G4 {processes} processes in {box.id[:12]}")
+                    busy.add(container.id)
+                    state.append(f"G4 {processes} processes in {container.id[:12]}")
             return not state
 
         _wait(idle, 15)
         self.blamed |= busy
         problems = list(state)
         if not agent_may_die:
-            problems += [f"the agent of {box[:12]} died" for box in self.boxes.died_by_themselves()]
+            problems += [f"the agent of {container[:12]} died" for container in self.containers.died_by_themselves()]
         left: list[str] = []
 
         def clean() -> bool:
-            left[:] = [each for box in self.boxes.gone() for each in self.boxes.leavings(box)]
+            left[:] = [each for container in self.containers.gone() for each in self.containers.leavings(container)]
             return not left
 
         _wait(clean, 10)
-        self.boxes.forget_gone()
+        self.containers.forget_gone()
         problems += [f"G5 left behind: {each}" for each in left]
-        for box in alive:
-            size = written(box)
+        for container in alive:
+            size = written(container)
             if size:
-                problems.append(f"G5 {size} bytes on disk in the writable layer of {box.id[:12]}")
+                problems.append(f"G5 {size} bytes on disk in the writable layer of {container.id[:12]}")
         return problems
 
     def _memory(self) -> list[str]:
@@ -205,11 +228,11 @@ class Stack:
             grown.update({pid: resident(pid) - before for pid, before in self.resident.items()})
             return all(growth < GROWTH for growth in grown.values())
 
-        _wait(small, 20)  # dockerd gives memory back when it comes to it
+        _wait(small, 20)  # dockerd takes its time to give memory back
         names = {self.worker.pid: "worker", self.dockerd: "dockerd"}
         too_much = {pid: growth for pid, growth in grown.items() if growth >= GROWTH}
         for pid in too_much:
-            self.resident[pid] = resident(pid)  # said once; the next case is not to blame for it
+            self.resident[pid] = resident(pid)  # it is reported once, and the next case is not to blame
         problems = [f"G6 {names[pid]} grew by {growth >> 20} MiB" for pid, growth in too_much.items()]
         surge = resident(self.worker.pid, most=True) - self.resident[self.worker.pid]
         return problems + ([f"G6 the worker held {surge >> 20} MiB more meanwhile"] if surge > SURGE else [])
@@ -217,8 +240,12 @@ class Stack:
     def _watched(self) -> list[int]:
         return [self.worker.pid] + ([self.dockerd] if self.dockerd else [])
 
+    def holds(self) -> list[float]:
+        """Return for how many seconds the worker's event loop was held up, each time that it was."""
+        return [float(line) for line in self._holds.read_text().split()] if self._holds.exists() else []
+
     def log_size(self) -> int:
-        """Where the worker's log ends now."""
+        """Return the size of the worker's log, in bytes."""
         return self.worker.log.stat().st_size
 
     def _log(self, seen: Seen, start: int) -> list[str]:
@@ -227,9 +254,8 @@ class Stack:
             lines = file.read().decode("utf-8", "replace").split("\n")[:-1]
         ids = {result.job_id for result in seen.all}
         told = [line for line in lines if "action=job_finished" in line and any(job in line for job in ids)]
-        others = [
-            line for line in lines if line not in told and "action=sweep_failed" not in line
-        ]  # that is about others
+        # A failed sweep is about the containers of other workers.
+        others = [line for line in lines if line not in told and "action=sweep_failed" not in line]
         problems = [f"G10 {line[:300]!r}" for line in others]
         problems += [f"G10 a line of {len(line)} characters" for line in lines if len(line) > LOG_LINE]
         problems += [f"G10 not printable: {line[:300]!r}" for line in lines if not line.isprintable()]
@@ -248,11 +274,14 @@ def _in_time(step: Step, result: Result) -> list[str]:
     runs = max(1, len(step.cases) * step.cases_repeat)
     limit = step.allowed.wall
     problems = []
-    if result.metrics.wall_seconds > runs * (limit + 1):
+    # A job that was starved because the machine is busy with something else is run again with patience.
+    waited = evaluation.PATIENCE * limit if result.metrics.rerun else 0
+    if result.metrics.wall_seconds > runs * (limit + 1) + waited:
         problems.append(f"G2 {result.metrics.wall_seconds:.1f} s of wall time; the limit is {limit:g} s")
     if result.started_at is not None:
         attempt = (result.finished_at - result.started_at).total_seconds() - result.metrics.setup_seconds
-        if attempt > runs * (limit + 3):
+        again = waited + limit + ALONE_SECONDS if result.metrics.rerun else 0
+        if attempt > runs * (limit + 3) + again:
             problems.append(f"G2 {attempt:.1f} s from the program's start to its result; the limit is {limit:g} s")
     if result.metrics.setup_seconds > limit + 4.5:  # the worker waits 5 s more than the limit for a lost agent
         problems.append(f"G2 {result.metrics.setup_seconds:.1f} s until the program started: was it tried twice?")

@@ -1,12 +1,12 @@
-"""Every case through the whole stack: a real queue, a real worker, real containers; and nothing may be left of it."""
+"""Every case goes through a real queue, a real worker and real containers, and must leave nothing behind."""
 
 from typing import Any
 
 import pytest
 
-from api import connections, submit_batch
-from api.page import page
-from schemas import JobSpec, Limits, Verdict
+from evalpool.api import connections, submit_batch
+from evalpool.api.reports.page import page
+from evalpool.schemas import JobSpec, Limits, Verdict
 from tests.conftest import PATIENCE
 from tests.hostile.case import HostileCase, load
 from tests.hostile.stack import Stack
@@ -17,13 +17,13 @@ CASES = load()
 FAST = [case for case in CASES if case.fast]
 COLD = {"env": {"PYTHONNOUSERSITE": "1"}}
 """A job that sets a PYTHON… variable gets an interpreter of its own instead of a fork of the warm one."""
-HARNESS = {*range(7, 13), *range(33, 45), *range(59, 61), *range(69, 110), 115, 116, 117, 119, 120, 121}
+HARNESS = {*range(7, 13), *range(33, 45), *range(59, 61), *range(69, 110), 115, 116, 117, 119, 120, 121, 132}
 SEEDS = range(1, 21)
 
 
 def _rounds() -> list[Any]:
-    """All cases twice on the same sandboxes; then the fast ones on fresh sandboxes; then those that are about the
-    harness once more in cold interpreters."""
+    """Return all cases twice, for the same sandboxes; then the fast ones, for fresh sandboxes; then those about the
+    harness, for cold interpreters."""
     python = [case for case in FAST if case.number in HARNESS and case.tool == "python_executor" and not case.env]
     rounds: tuple[tuple[str, list[HostileCase], dict[str, Any]], ...] = (
         ("first", CASES, {}),
@@ -45,20 +45,24 @@ def test_a_hostile_program_gets_its_verdict_and_nothing_else(
     stack: Stack, case: HostileCase, more: dict[str, Any]
 ) -> None:
     start = stack.log_size()
-    stack.check(stack.run(case, **more), start)
+    seen = stack.run(case, **more)
+    if stack.disturbed(seen):  # a program that slows others down does so again; a busy machine probably does not
+        start = stack.log_size()
+        seen = stack.run(case, **more)
+    stack.check(seen, start)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.fast] if n < 3 else []) for n in SEEDS])
 def test_random_system_calls_break_nothing(stack: Stack, seed: int) -> None:
-    """Row 68, with a fixed list of seeds."""
+    """This is row 68 of the table, with a fixed list of seeds."""
     (fuzzer,) = (case for case in CASES if case.number == 68)
     start = stack.log_size()
     stack.check(stack.run(fuzzer.model_copy(update={"stdin": str(seed)})), start)
 
 
 @pytest.mark.fast
-def test_a_lock_on_a_file_of_the_image_is_no_channel_between_sandboxes(stack: Stack) -> None:
-    """Row 31."""
+def test_a_lock_on_a_file_of_the_image_does_not_reach_other_sandboxes(stack: Stack) -> None:
+    """This is row 31 of the table."""
     limits = Limits(cpu_seconds=2, wall_seconds=20)
     lock = "import fcntl, os, time\nfile = open(os.__file__)\n"
     hold = lock + "fcntl.flock(file, fcntl.LOCK_EX)\nfcntl.lockf(open(os.__file__), fcntl.LOCK_SH)\ntime.sleep(1.5)"
@@ -81,8 +85,8 @@ def test_a_lock_on_a_file_of_the_image_is_no_channel_between_sandboxes(stack: St
 
 
 @pytest.mark.fast
-def test_what_a_program_prints_is_inert_on_the_page(stack: Stack) -> None:
-    """Row 42: in the report, markup is text."""
+def test_markup_that_a_program_prints_is_shown_as_text(stack: Stack) -> None:
+    """This is row 42 of the table."""
     hostile = "</pre></td><script>alert(1)</script><img src=x onerror=alert(1)>{title}{{7*7}}%s"
     jobs = [JobSpec(code=f"raise ValueError({hostile!r})", task_id=hostile)]
     batch = submit_batch(jobs, name=hostile)
@@ -94,5 +98,6 @@ def test_what_a_program_prints_is_inert_on_the_page(stack: Stack) -> None:
 
 
 def test_every_row_of_the_table_has_a_case() -> None:
-    assert {case.number for case in CASES} >= set(range(1, 76)) - {31}  # that one takes two sandboxes at once: above
+    two_sandboxes_at_once = {31}  # has its own test above
+    assert {case.number for case in CASES} >= set(range(1, 76)) - two_sandboxes_at_once
     assert len([case for case in CASES if case.number > 100]) >= 15

@@ -1,14 +1,14 @@
-"""Sandboxes of every type that comes with evalpool, for the tests that all of them must pass."""
+"""Sandboxes of every type, for the tests that all of them must pass."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from api.sandbox import Sandbox, SandboxFactory, SandboxType
+from evalpool.api.sandbox import Sandbox, SandboxFactory, SandboxType
+from evalpool.api.sandbox.box import BoxSandbox
+from evalpool.worker.sandbox.engine import Engine
 from tests.conftest import missing
-from worker.library.box import BoxSandbox
-from worker.sandbox.engine import Engine
 
 TOOLS = ["python_executor", "shell_executor", "file_operation", "notebook_executor"]
 Make = Callable[..., Awaitable[BoxSandbox]]
@@ -16,14 +16,14 @@ Make = Callable[..., Awaitable[BoxSandbox]]
 
 @pytest.fixture
 def notebook_image(engine_client: Any) -> None:
-    """The image of notebooks."""
+    """These tests need the image for notebooks."""
     if not Engine(60).has("evalpool/notebook:3.11"):
         missing("no image evalpool/notebook:3.11 here")
 
 
 @pytest.fixture(params=["docker warm", "docker fresh", "local process", "fake"])
 async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
-    """Makes started sandboxes of one type, and ends them."""
+    """Return a function that starts sandboxes of one type. They are stopped at the end."""
     made: list[Sandbox] = []
     kind = {"local process": SandboxType.LOCAL_PROCESS, "fake": SandboxType.DUMMY}.get(
         request.param, SandboxType.DOCKER
@@ -52,5 +52,5 @@ async def make(request: pytest.FixtureRequest) -> AsyncIterator[Make]:
 
 @pytest.fixture
 async def sandbox(make: Make) -> BoxSandbox:
-    """One with the usual tools."""
+    """Start a sandbox with the usual tools."""
     return await make()

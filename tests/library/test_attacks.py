@@ -1,4 +1,4 @@
-"""Users of a sandbox, and programs in it, that mean no good: neighbours, successors and the host are safe."""
+"""Hostile users and programs: other sandboxes, later users and the host stay safe."""
 
 import asyncio
 import gc
@@ -13,7 +13,7 @@ from typing import Any
 import docker
 import pytest
 
-from api.sandbox import (
+from evalpool.api.sandbox import (
     ExecutionStatus,
     LocalSandboxManager,
     Sandbox,
@@ -22,16 +22,17 @@ from api.sandbox import (
     SandboxStatus,
     SandboxType,
     Tool,
+    box,
     register_tool,
 )
+from evalpool.api.sandbox.box import BoxSandbox
+from evalpool.api.sandbox.volumes import _unpack
+from evalpool.worker.sandbox import session
+from evalpool.worker.sandbox.base import Command, Shape
+from evalpool.worker.sandbox.local import LocalBox
+from evalpool.worker.tools.notebook import _parsed
 from tests.conftest import PATIENCE, containers, eventually
 from tests.library.conftest import Make
-from worker.library.box import BoxSandbox
-from worker.library.volumes import _unpack
-from worker.sandbox import session
-from worker.sandbox.base import Command, Shape
-from worker.sandbox.local import LocalSandbox
-from worker.tools.notebook import _parsed
 
 TOOLS = ["python_executor", "shell_executor", "file_operation", "notebook_executor"]
 
@@ -102,7 +103,7 @@ def test_a_hostile_archive_writes_nothing(tmp_path: Path, data: bytes) -> None:
     assert list(target.iterdir()) == []
 
 
-async def test_modules_in_the_folder_do_not_speak_for_tools(make: Make) -> None:
+async def test_modules_in_the_working_folder_do_not_affect_tools(make: Make) -> None:
     sandbox = await make()
     for name in ("shutil", "tarfile", "stat", "os", "json", "base64", "posix"):
         await sandbox.execute_command(f"echo 'import sys; sys.exit(0)' > {name}.py")
@@ -116,7 +117,7 @@ async def test_modules_in_the_folder_do_not_speak_for_tools(make: Make) -> None:
     assert (await sandbox.execute_tool("notebook_executor", {"code": "1 + 1"})).output == "\nResult: 2"
 
 
-async def test_modules_of_the_home_do_not_speak_for_tools(make: Make) -> None:
+async def test_modules_in_the_home_folder_do_not_affect_tools(make: Make) -> None:
     sandbox = await make(env_vars={"PYTHONUNBUFFERED": "1"})  # for which no warm interpreter will do
     site = (await sandbox.execute_command(["python3", "-m", "site", "--user-site"])).stdout.strip()
     await sandbox.execute_command(
@@ -127,7 +128,7 @@ async def test_modules_of_the_home_do_not_speak_for_tools(make: Make) -> None:
     assert read.output == "true\n"
 
 
-async def test_what_is_no_plain_file_is_not_read(make: Make) -> None:
+async def test_only_regular_files_are_read(make: Make) -> None:
     sandbox = await make()
     await sandbox.execute_command("ln -s /dev/zero zero; ln -s /etc/passwd passwd; mkfifo fifo; mkdir folder")
     for name in ("zero", "passwd", "fifo", "folder"):
@@ -135,7 +136,7 @@ async def test_what_is_no_plain_file_is_not_read(make: Make) -> None:
             await asyncio.wait_for(sandbox.get_file(name), 30)
 
 
-async def test_an_encoding_that_takes_hours_is_refused(make: Make) -> None:
+async def test_a_slow_encoding_is_refused(make: Make) -> None:
     sandbox = await make()
     for encoding in ("punycode", "idna", "unicode_escape", "rot13", "no-such"):
         given = {"operation": "write", "file_path": "x", "content": "ü" * 20_000, "encoding": encoding}
@@ -156,12 +157,19 @@ async def test_a_write_that_fails_changes_nothing(engine_client: docker.DockerCl
         assert not (await sandbox.execute_tool("file_operation", given)).success
         assert (await sandbox.execute_command("cat kept; ls -A")).stdout == "oldkept\n"
         assert (await sandbox.execute_tool("file_operation", given | {"content": "new"})).success
+        with pytest.raises(OSError, match="kept: No space left on device"):
+            await sandbox.put_file("kept", "x" * (9 << 20))
+        await sandbox.execute_command("ln -s kept link; mkdir -p /tmp/sub")
+        with pytest.raises(OSError, match="link: a link is in the way"):
+            await sandbox.put_file("link", "x")
+        await sandbox.put_file("/tmp/sub/deep/file", "deep")
+        assert (await sandbox.execute_command("cat kept /tmp/sub/deep/file; ls -A")).stdout == "newdeepkept\nlink\n"
 
 
 # -- the agent, and other commands -------------------------------------------------------------------------------------
 
 
-async def test_a_full_sandbox_fails_commands_and_not_the_sandbox(engine_client: docker.DockerClient) -> None:
+async def test_commands_fail_in_a_full_sandbox_and_the_sandbox_stays(engine_client: docker.DockerClient) -> None:
     config = {"tools_config": TOOLS, "resource_limits": {"processes": 32}, "memory_limit": "128m"}
     async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
         await sandbox.execute_command("true")
@@ -186,7 +194,7 @@ async def test_a_full_sandbox_fails_commands_and_not_the_sandbox(engine_client: 
         assert (await sandbox.execute_command("echo on")).stdout == "on\n"
 
 
-async def test_a_reset_waits_for_nobody_and_nobody_for_ever(make: Make) -> None:
+async def test_a_reset_and_waiting_commands_never_block_each_other(make: Make) -> None:
     sandbox = await make()
     waiting = [asyncio.create_task(sandbox.execute_command(f"sleep 1000; echo {n}", timeout=2000)) for n in range(24)]
     await asyncio.sleep(1)
@@ -198,7 +206,7 @@ async def test_a_reset_waits_for_nobody_and_nobody_for_ever(make: Make) -> None:
     assert (await sandbox.execute_command("ls -A; echo on")).stdout == "on\n"
 
 
-async def test_what_is_said_on_the_harness_channel_is_not_kept(make: Make) -> None:
+async def test_output_on_the_harness_channel_is_not_kept(make: Make) -> None:
     sandbox = await make()
     said = await sandbox.execute_python(
         "import os\nfor _ in range(20_000):\n    os.write(3, b'x' * 32)\nprint('on')", 60
@@ -207,7 +215,7 @@ async def test_what_is_said_on_the_harness_channel_is_not_kept(make: Make) -> No
     assert (await sandbox.execute_command("echo on")).stdout == "on\n"
 
 
-async def test_what_is_not_reset_for_sure_is_not_used_again(
+async def test_a_sandbox_without_a_verified_reset_is_not_used_again(
     engine_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for broken_off in (True, False):
@@ -230,14 +238,14 @@ async def test_what_is_not_reset_for_sure_is_not_used_again(
                 waiting.exception()
 
 
-async def test_what_a_sandbox_said_of_itself_is_asked_again_after_a_reset(make: Make) -> None:
+async def test_the_shell_is_looked_up_again_after_a_reset(make: Make) -> None:
     sandbox = await make()
-    sandbox._lines_for = "/bin/true"
+    sandbox._shell_path = "/bin/true"
     assert await sandbox.reset()
     assert (await sandbox.execute_command("exit 3")).exit_code == 3
 
 
-async def test_who_stops_it_gets_what_there_is(make: Make) -> None:
+async def test_stopping_a_sandbox_returns_the_output_so_far(make: Make) -> None:
     sandbox = await make()
     begun: list[str] = []
 
@@ -255,13 +263,37 @@ async def test_who_stops_it_gets_what_there_is(make: Make) -> None:
     ended = await asyncio.gather(*calls)
     assert {each.status for each in ended} == {ExecutionStatus.CANCELLED}
     assert sum(each.stdout == "begun\n" for each in ended) == 16
-    assert sum(each.stderr == "It was stopped before it began." for each in ended) == 24
+    assert sum(each.stderr == "The command was stopped before it began." for each in ended) == 24
     assert (await cell).status is ExecutionStatus.CANCELLED
 
 
-async def test_an_interrupt_before_the_start_hits_nobody(bubblewrap: None) -> None:
+@pytest.mark.parametrize("begun", [0, 16])
+async def test_commands_of_a_sandbox_that_does_not_wait_for_their_end_are_cancelled_too(
+    make: Make, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    monkeypatch.setattr(box, "STOP_SECONDS", 0.001)
+    sandbox = await make()
+    lines: list[str] = []
+
+    def heed(*line: str) -> None:
+        lines.append(line[-1])
+
+    calls = [asyncio.create_task(sandbox.execute_command("echo begun; sleep 1000", 2000, heed)) for _ in range(40)]
+    async with asyncio.timeout(PATIENCE):
+        while len(lines) < begun:
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0)  # every call is under way
+    await sandbox.stop()
+    ended = await asyncio.gather(*calls)
+    assert {each.status for each in ended} == {ExecutionStatus.CANCELLED}
+    assert sum(each.stdout == "begun\n" for each in ended) == begun
+    with pytest.raises(SandboxLost):
+        await sandbox.execute_command("echo on")
+
+
+async def test_an_interrupt_before_the_start_has_no_effect(bubblewrap: None) -> None:
     for walls in (True, False):
-        box = LocalSandbox(Shape("", 256, 32, 32), walls=walls)
+        box = LocalBox(Shape("", 256, 32, 32), walls=walls)
         await box.start()
         running = box.spawn(Command(argv=("sleep", "0.2"), wall_seconds=60), lambda *_: None)
         running.interrupt()  # which would be every process of the machine, or this one
@@ -270,7 +302,7 @@ async def test_an_interrupt_before_the_start_hits_nobody(bubblewrap: None) -> No
         await box.close()
 
 
-async def test_a_deep_tree_is_removed_and_hinders_nobody(make: Make) -> None:
+async def test_a_deep_tree_is_removed_without_delaying_others(make: Make) -> None:
     sandbox = await make()
     deep = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')\n"
     await sandbox.execute_python(deep, 60)
@@ -310,7 +342,7 @@ async def test_a_notebook_cannot_fill_or_stop_its_host(notebook_image: None) -> 
         assert (await sandbox.execute_command("echo on")).stdout == "on\n"
 
 
-async def test_messages_that_cost_more_than_they_say_are_left(notebook_image: None) -> None:
+async def test_messages_that_would_take_too_much_memory_are_dropped(notebook_image: None) -> None:
     assert _parsed(b"[" + b"[]," * 100_000 + b"[]]") is None
     assert _parsed(json.dumps({"id": 1, "display": {"image/png": "x" * 1_000_000}}).encode())["id"] == 1
     config = {"tools_config": TOOLS}
@@ -329,7 +361,7 @@ for number in range(5):
         assert all(isinstance(words, str) for words in (result.metadata["result"] or {}).values())
 
 
-async def test_a_kernel_that_ended_badly_retires_its_sandbox(notebook_image: None) -> None:
+async def test_a_sandbox_is_replaced_after_its_kernel_crashed(notebook_image: None) -> None:
     async with LocalSandboxManager() as manager:
         await manager.initialize_pool(1, SandboxType.DOCKER, {"tools_config": TOOLS})
         killed = "import os\nos.kill(os.getpid(), 9)"
@@ -342,7 +374,7 @@ async def test_a_kernel_that_ended_badly_retires_its_sandbox(notebook_image: Non
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e18, "5", True])
-async def test_a_timeout_that_is_none_is_refused(make: Make, timeout: Any) -> None:
+async def test_an_invalid_timeout_is_refused(make: Make, timeout: Any) -> None:
     sandbox = await make()
     with pytest.raises(ValueError, match="timeout"):
         await sandbox.execute_command("true", timeout=timeout)
@@ -350,7 +382,7 @@ async def test_a_timeout_that_is_none_is_refused(make: Make, timeout: Any) -> No
 
 
 @pytest.mark.parametrize("command", ["", [], [1], b"ls", "a\0b", ["echo", "\ud800"], None])
-async def test_a_command_that_is_none_is_refused(make: Make, command: Any) -> None:
+async def test_an_invalid_command_is_refused(make: Make, command: Any) -> None:
     sandbox = await make()
     with pytest.raises(ValueError, match="command"):
         await sandbox.execute_command(command)
@@ -362,7 +394,7 @@ async def test_a_command_that_is_none_is_refused(make: Make, command: Any) -> No
     assert (await sandbox.execute_command("echo on")).stdout == "on\n"
 
 
-async def test_starting_twice_at_once_starts_one(engine_client: docker.DockerClient) -> None:
+async def test_two_starts_at_once_start_one_sandbox(engine_client: docker.DockerClient) -> None:
     sandbox = SandboxFactory.create_sandbox(SandboxType.DOCKER)
     await asyncio.gather(sandbox.start(), sandbox.start(), sandbox.start())
     assert len(containers(engine_client, os.getpid())) == 1
@@ -371,7 +403,7 @@ async def test_starting_twice_at_once_starts_one(engine_client: docker.DockerCli
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_another_event_loop_is_told_so(engine_client: docker.DockerClient) -> None:
+def test_a_call_from_another_event_loop_is_refused(engine_client: docker.DockerClient) -> None:
     async def use(sandbox: Sandbox) -> None:
         with pytest.raises((RuntimeError, SandboxLost)):
             await asyncio.wait_for(sandbox.execute_command("true"), 30)
@@ -387,7 +419,7 @@ def test_another_event_loop_is_told_so(engine_client: docker.DockerClient) -> No
     gc.collect()  # the streams of a loop that was closed over them complain, here and not in another test
 
 
-async def test_a_pool_forgets_what_tools_knew_and_retires_what_ended_badly(engine_client: docker.DockerClient) -> None:
+async def test_a_pool_resets_tools_and_replaces_broken_sandboxes(engine_client: docker.DockerClient) -> None:
     @register_tool("counter")
     class Counter(Tool):
         """Count the calls."""

@@ -1,4 +1,4 @@
-"""What every sandbox of the library promises, whatever it is made of."""
+"""What every type of sandbox must do."""
 
 import asyncio
 import io
@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from api.sandbox import ExecutionStatus, SandboxStatus, ToolResult
-from schemas.errors import SandboxLost
+from evalpool.api.sandbox import ExecutionStatus, SandboxStatus, ToolResult
+from evalpool.api.sandbox.box import BoxSandbox
+from evalpool.schemas.errors import SandboxLost
 from tests.library.conftest import Make
-from worker.library.box import BoxSandbox
 
 
 async def do(sandbox: BoxSandbox, tool: str, **parameters: object) -> ToolResult:
     return await sandbox.execute_tool(tool, parameters)
 
 
-async def test_it_runs_from_start_to_stop(make: Make) -> None:
+async def test_a_sandbox_runs_from_start_to_stop(make: Make) -> None:
     sandbox = await make()
     assert sandbox.status is SandboxStatus.RUNNING
     info = sandbox.get_info()
@@ -34,7 +34,7 @@ async def test_it_runs_from_start_to_stop(make: Make) -> None:
         await sandbox.execute_command("true")
 
 
-async def test_it_can_be_started_again(make: Make) -> None:
+async def test_a_stopped_sandbox_can_be_started_again(make: Make) -> None:
     sandbox = await make()
     await sandbox.execute_command("echo 1 > file")
     await sandbox.stop()
@@ -96,7 +96,7 @@ async def test_lines_come_while_a_command_runs(sandbox: BoxSandbox) -> None:
     assert (await sandbox.execute_command("ps -eo args | grep -c '[s]leep 5432'")).stdout == "0\n"
 
 
-async def test_a_listener_that_fails_is_told_and_breaks_nothing(sandbox: BoxSandbox) -> None:
+async def test_an_error_of_a_listener_is_raised_and_the_sandbox_stays(sandbox: BoxSandbox) -> None:
     def heed(name: str, line: str) -> None:
         raise RuntimeError(line)
 
@@ -114,7 +114,7 @@ async def test_a_listener_that_fails_is_told_and_breaks_nothing(sandbox: BoxSand
     assert unread.exit_code == 0
 
 
-async def test_who_stops_waiting_ends_the_command(sandbox: BoxSandbox) -> None:
+async def test_a_cancelled_caller_ends_its_command(sandbox: BoxSandbox) -> None:
     waiting = asyncio.create_task(sandbox.execute_command("touch began; sleep 6543"))
     while "began" not in (await sandbox.execute_command("ls")).stdout:
         await asyncio.sleep(0.05)
@@ -180,7 +180,7 @@ async def test_python_sees_the_files_of_the_folder_and_modules_there(sandbox: Bo
         ("notebook_executor", {"code": ""}, "error", "No code provided"),
     ],
 )  # fmt: skip
-async def test_what_goes_wrong_is_said_in_words(
+async def test_failures_are_explained_in_words(
     sandbox: BoxSandbox, tool: str, parameters: dict[str, object], status: str, error: str
 ) -> None:
     result = await sandbox.execute_tool(tool, parameters)
@@ -188,7 +188,7 @@ async def test_what_goes_wrong_is_said_in_words(
     assert error in str(result.error)
 
 
-async def test_a_tool_that_was_not_asked_for_is_not_there(make: Make) -> None:
+async def test_only_configured_tools_are_available(make: Make) -> None:
     with pytest.raises(ValueError, match="tools_config: there is no tool 'no_such_tool'; known: "):
         await make(tools_config={"shell_executor": {}, "no_such_tool": {}})
     sandbox = await make(tools_config={"shell_executor": {}})
@@ -197,7 +197,7 @@ async def test_a_tool_that_was_not_asked_for_is_not_there(make: Make) -> None:
         await sandbox.execute_tool("python_executor", {"code": "1"})
 
 
-async def test_tools_are_told_to_models_as_functions(make: Make) -> None:
+async def test_tools_are_described_as_functions_for_models(make: Make) -> None:
     sandbox = await make(tools_config=["python_executor", "bash"])
     tools = sandbox.get_available_tools()
     function = tools["python_executor"]["function"]
@@ -248,7 +248,7 @@ async def test_links_and_odd_files_are_not_followed(sandbox: BoxSandbox) -> None
     assert (await sandbox.execute_command("test -d /etc")).status is ExecutionStatus.SUCCESS
 
 
-async def test_archives_and_folders_are_put_into_it(sandbox: BoxSandbox, tmp_path: Path) -> None:
+async def test_archives_and_folders_are_copied_into_a_sandbox(sandbox: BoxSandbox, tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "a.txt").write_text("a")
     assert await sandbox.put_dir(tmp_path, "/sandbox/copied")
@@ -277,7 +277,7 @@ async def test_archives_and_folders_are_put_into_it(sandbox: BoxSandbox, tmp_pat
     evil = io.BytesIO()
     with tarfile.open(fileobj=evil, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../../escape"))
-    with pytest.raises(OSError, match="leads out of the folder"):
+    with pytest.raises(OSError, match="is outside the folder"):
         await sandbox.put_archive("/sandbox", evil.getvalue())
     with pytest.raises(OSError, match="ReadError"):
         await sandbox.put_archive("/sandbox", b"garbage" * 1000)
@@ -285,7 +285,7 @@ async def test_archives_and_folders_are_put_into_it(sandbox: BoxSandbox, tmp_pat
         await sandbox.put_dir(tmp_path / "none", "/sandbox")
 
 
-async def test_it_tells_what_it_uses_while_it_works(sandbox: BoxSandbox) -> None:
+async def test_a_running_sandbox_reports_its_resource_usage(sandbox: BoxSandbox) -> None:
     code = "data = b'x' * (60 << 20); open('ready', 'w'); import time; time.sleep(1000)"
     working = asyncio.create_task(sandbox.execute_python(code, 100))
     while "ready" not in (await sandbox.execute_command("ls")).stdout:
@@ -298,14 +298,14 @@ async def test_it_tells_what_it_uses_while_it_works(sandbox: BoxSandbox) -> None
     await asyncio.wait((working,))
 
 
-async def test_variables_of_its_configuration_are_seen(make: Make) -> None:
+async def test_commands_see_the_configured_environment_variables(make: Make) -> None:
     sandbox = await make(env_vars={"GIVEN": "value"})
     assert (await sandbox.execute_command("echo $GIVEN")).stdout == "value\n"
     for tool in ("python_executor", "notebook_executor"):
         assert "value" in (await do(sandbox, tool, code="import os; print(os.environ['GIVEN'])")).output
 
 
-async def test_a_reset_leaves_nothing(sandbox: BoxSandbox) -> None:
+async def test_a_reset_removes_files_processes_and_state(sandbox: BoxSandbox) -> None:
     await sandbox.execute_command("echo 1 > file; mkdir folder")
     await do(sandbox, "notebook_executor", code="secret = 1")
     await do(sandbox, "python_executor", code="secret = 1", stateful=True)

@@ -17,7 +17,7 @@ from tests.conftest import ROOT, missing
 
 FRAGMENT = """
 import asyncio
-from api.sandbox import *
+from evalpool.api.sandbox import *
 
 config = DockerSandboxConfig(tools_config=["python_executor", "file_operation"])
 
@@ -48,14 +48,14 @@ def create(model, messages, tools=(), tool_choice=None):
 def OpenAI(**_):
     return Thing(chat=Thing(completions=Thing(create=create)))
 """
-"""A model that calls what it is offered, and then repeats what came of it."""
+"""A model that calls the tool it is offered, and then repeats the result."""
 HELD = """async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
 """
 
 
 @pytest.fixture(scope="module")
 def examples() -> list[str]:
-    """Its blocks of Python, as they are."""
+    """Return the Python blocks of the README, unchanged."""
     try:
         readme = str(importlib.metadata.metadata("ms-enclave").get_payload() or "")
     except importlib.metadata.PackageNotFoundError:
@@ -65,7 +65,7 @@ def examples() -> list[str]:
 
 
 def example(examples: list[str], *words: str) -> str:
-    """The only one with all of these words, and with our imports."""
+    """Return the only block with all of these words, with our imports."""
     found = [text for text in examples if all(word in text for word in words)]
     assert len(found) == 1, (words, len(found))
     text = re.sub(r"from ms_enclave\.sandbox\.\w+ import", "from api.sandbox import", found[0])
@@ -98,7 +98,7 @@ def run(text: str, folder: Path) -> str:
     ],
     ids=["quick start", "factory", "manager", "pool", "explicit manager", "manager types"],
 )
-def test_it_prints_what_it_should(
+def test_the_example_prints_what_its_text_says(
     examples: list[str], engine_client: object, tmp_path: Path, words: tuple[str, ...], printed: str
 ) -> None:
     assert re.fullmatch(printed, run(example(examples, *words), tmp_path))
@@ -109,7 +109,7 @@ def test_a_model_can_call_the_tools(examples: list[str], engine_client: object, 
     assert run(example(examples, "OpenAI"), tmp_path) == "hello\n/sandbox\n\n"
 
 
-def test_fragments_do_what_they_say(examples: list[str], engine_client: object, tmp_path: Path) -> None:
+def test_code_fragments_of_the_documents_work(examples: list[str], engine_client: object, tmp_path: Path) -> None:
     error = HELD + textwrap.indent(example(examples, "1/0", "Error message"), "    ")
     said = run(FRAGMENT.format(body=textwrap.indent(error, "    ")), tmp_path)
     assert said.startswith("Error message: Traceback")
@@ -123,6 +123,6 @@ def test_fragments_do_what_they_say(examples: list[str], engine_client: object, 
     assert (tmp_path / "Code/ms-enclave/output/hello.txt").read_text() == "Hello, Sandbox!"
 
 
-def test_configurations_are_taken(examples: list[str], tmp_path: Path) -> None:
+def test_configurations_of_the_documents_are_accepted(examples: list[str], tmp_path: Path) -> None:
     configurations = example(examples, "DockerNotebookConfig(")
     assert run("from api.sandbox import *\n" + configurations, tmp_path) == ""

@@ -1,4 +1,4 @@
-"""Programs of many languages in a sandbox of one's own."""
+"""Programs in many languages, run through the library."""
 
 from collections.abc import AsyncIterator
 
@@ -6,9 +6,9 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from api.sandbox import ExecutionStatus, Sandbox, SandboxFactory, SandboxType
+from evalpool.api.sandbox import ExecutionStatus, Sandbox, SandboxFactory, SandboxType
+from evalpool.worker.tools.languages import LANGUAGES
 from tests.conftest import missing
-from worker.tools.languages import LANGUAGES
 
 
 @pytest.fixture
@@ -37,14 +37,14 @@ async def sandbox(engine_client: docker.DockerClient) -> AsyncIterator[Sandbox]:
         ("bash", "echo $(cat data)$(cat)"),
     ],
 )  # fmt: skip
-async def test_it_is_compiled_run_and_gone(sandbox: Sandbox, language: str, code: str) -> None:
+async def test_a_program_is_compiled_run_and_removed(sandbox: Sandbox, language: str, code: str) -> None:
     given = {"language": language, "code": code, "files": {"data": "4"}, "stdin": "2", "run_timeout": 60}
     result = await sandbox.execute_tool("multi_code_executor", given)
     assert (result.status, result.output, result.metadata["phase"]) == (ExecutionStatus.SUCCESS, "42\n", "run"), result
     assert (await sandbox.execute_command("ls -A")).stdout == ""
 
 
-async def test_a_failed_build_brings_the_compilers_words(sandbox: Sandbox) -> None:
+async def test_a_failed_build_shows_the_compilers_message(sandbox: Sandbox) -> None:
     broken = await sandbox.execute_tool("multi_code_executor", {"language": "c", "code": "int main( {"})
     assert (broken.status, broken.metadata["phase"]) == (ExecutionStatus.ERROR, "compile")
     assert "error: expected" in str(broken.error)
@@ -57,7 +57,7 @@ async def test_a_failed_build_brings_the_compilers_words(sandbox: Sandbox) -> No
     assert "Invalid input: files" in str((await sandbox.execute_tool("multi_code_executor", outside)).error)
 
 
-async def test_what_a_compiler_says_of_a_good_program_is_not_its_output(sandbox: Sandbox) -> None:
+async def test_compiler_warnings_are_not_the_output_of_a_program(sandbox: Sandbox) -> None:
     given = {"language": "pascal", "code": "begin writeln('hello') end."}
     result = await sandbox.execute_tool("multi_code_executor", given)
     assert result.output == "hello\n"
@@ -73,9 +73,9 @@ async def test_the_header_of_all_headers_is_ready_for_the_compiler(sandbox: Sand
     assert (made.exit_code, made.stderr.startswith("! /usr/include/")) == (0, True)
 
 
-async def test_an_image_without_the_compiler_is_named_as_that(engine_client: docker.DockerClient) -> None:
+async def test_a_missing_compiler_is_named(engine_client: docker.DockerClient) -> None:
     config = {"tools_config": ["multi_code_executor"], "image": "evalpool/python:3.11"}
     async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
         for language, needed in (("c", "gcc"), ("ruby", "ruby")):
             result = await sandbox.execute_tool("multi_code_executor", {"language": language, "code": ""})
-            assert str(result.error).startswith(f"There is no {needed} in this sandbox, which {language} needs")
+            assert str(result.error).startswith(f"This sandbox has no {needed}, which {language} needs")

@@ -1,4 +1,4 @@
-"""Several sandboxes under one roof, and a pool of warm ones."""
+"""The manager of several sandboxes, and its pool."""
 
 import asyncio
 import os
@@ -6,7 +6,7 @@ import os
 import docker
 import pytest
 
-from api.sandbox import (
+from evalpool.api.sandbox import (
     LocalSandboxManager,
     SandboxManagerConfig,
     SandboxManagerFactory,
@@ -46,14 +46,14 @@ async def test_sandboxes_are_made_listed_used_and_deleted() -> None:
     assert left.status is SandboxStatus.STOPPED
 
 
-async def test_one_that_cannot_be_made_leaves_nothing() -> None:
+async def test_a_sandbox_that_cannot_start_leaves_nothing_behind() -> None:
     async with LocalSandboxManager() as manager:
         with pytest.raises(RuntimeError, match=r"Failed to create sandbox: .*staeful"):
             await manager.create_sandbox(SandboxType.DUMMY, {"tools_config": {"python_executor": {"staeful": 1}}})
         assert await manager.list_sandboxes() == []
 
 
-async def test_a_pool_lends_and_takes_back_as_new() -> None:
+async def test_a_pool_lends_sandboxes_and_resets_them() -> None:
     async with LocalSandboxManager() as manager:
         with pytest.raises(ValueError, match="pool is empty, call initialize_pool first"):
             await manager.execute_tool_in_pool("python_executor", {"code": "1"})
@@ -104,7 +104,7 @@ async def test_dead_members_of_a_pool_are_replaced(engine_client: docker.DockerC
     eventually(lambda: not containers(engine_client, os.getpid()))
 
 
-async def test_the_dead_are_forgotten() -> None:
+async def test_dead_sandboxes_are_removed_from_the_list() -> None:
     async with LocalSandboxManager(SandboxManagerConfig(cleanup_interval=0.1)) as manager:
         await manager.create_sandbox(SandboxType.DUMMY, DUMMY)
         dead = await manager.get_sandbox(await manager.create_sandbox(SandboxType.DUMMY, DUMMY))
@@ -123,11 +123,11 @@ async def test_the_factory_picks_a_manager() -> None:
     explicit = SandboxManagerFactory.create_manager(SandboxManagerType.LOCAL, config)
     assert (await explicit.get_stats())["cleanup_interval"] == 600
     assert SandboxManagerFactory.get_registered_types() == ["local"]
-    with pytest.raises(ValueError, match="there is no http"):
+    with pytest.raises(ValueError, match="http is not supported"):
         SandboxManagerFactory.create_manager(base_url="http://127.0.0.1:1")
 
 
-async def test_the_pool_is_for_calls_that_can_be_done_and_keeps_nothing() -> None:
+async def test_a_pool_refuses_impossible_calls_and_keeps_nothing() -> None:
     async with LocalSandboxManager() as manager:
         (member,) = await manager.initialize_pool(1, SandboxType.DUMMY, DUMMY)
         with pytest.raises(ValueError, match="belongs to the pool"):
@@ -139,11 +139,11 @@ async def test_the_pool_is_for_calls_that_can_be_done_and_keeps_nothing() -> Non
             await manager.initialize_pool(1, SandboxType.DUMMY, {"tools_config": ["shell_executor"]})
         assert await manager.initialize_pool(1, SandboxType.DUMMY, DUMMY) == [member]
     volumes = {"volumes": {"/tmp/none": {"bind": "/sandbox/x"}}}
-    with pytest.raises(ValueError, match="volumes: those of a pool must be of mode 'ro'"):
+    with pytest.raises(ValueError, match="volumes: a pool's volumes must have the mode 'ro'"):
         await LocalSandboxManager().initialize_pool(1, SandboxType.DOCKER, volumes)
 
 
-async def test_dead_members_are_buried_once_whoever_looks() -> None:
+async def test_dead_members_of_a_pool_are_stopped_only_once() -> None:
     async with LocalSandboxManager() as manager:
         await manager.initialize_pool(3, SandboxType.DUMMY, DUMMY)
         for box in manager._members:
@@ -153,7 +153,7 @@ async def test_dead_members_are_buried_once_whoever_looks() -> None:
         assert (await manager.execute_tool_in_pool("shell_executor", {"command": "echo on"})).output == "on\n"
 
 
-async def test_a_manager_that_stops_waits_for_what_is_being_made(engine_client: docker.DockerClient) -> None:
+async def test_a_stopping_manager_waits_for_sandboxes_that_are_starting(engine_client: docker.DockerClient) -> None:
     manager = LocalSandboxManager()
     await manager.initialize_pool(1, SandboxType.DOCKER, {"tools_config": ["shell_executor"]})
     for box in manager._members:

@@ -1,4 +1,4 @@
-"""A notebook in a container: twenty cells, a plot, an interruption, and nothing left for whoever comes next."""
+"""A notebook in a container: twenty cells, a plot, an interruption, and nothing left for the next user."""
 
 import asyncio
 import base64
@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from api.sandbox import DockerNotebookConfig, ExecutionStatus, Sandbox, SandboxFactory, SandboxType, ToolResult
-from worker.library.box import BoxSandbox
+from evalpool.api.sandbox import DockerNotebookConfig, ExecutionStatus, Sandbox, SandboxFactory, SandboxType, ToolResult
+from evalpool.api.sandbox.box import BoxSandbox
 
 PLOT = """
 import matplotlib.pyplot as plt
@@ -29,7 +29,7 @@ async def run(sandbox: Sandbox, code: str, **more: object) -> ToolResult:
     return await sandbox.execute_tool("notebook_executor", {"code": code, **more})
 
 
-async def test_twenty_cells_and_nothing_left(notebook: BoxSandbox) -> None:
+async def test_twenty_cells_run_and_leave_nothing_behind(notebook: BoxSandbox) -> None:
     await run(notebook, "values = []")
     for number in range(15):
         cell = await run(notebook, f"values.append({number})\nprint('cell {number}')\nsum(values)")
@@ -71,7 +71,7 @@ async def test_a_cell_can_be_interrupted_and_the_kernel_restarted(notebook: Sand
     assert cell.status is ExecutionStatus.CANCELLED
     assert "KeyboardInterrupt" in str(cell.error)
     assert (await run(notebook, "x")).output == "\nResult: 1"
-    assert "gone" in (await run(notebook, "", action="restart")).output
+    assert "lost" in (await run(notebook, "", action="restart")).output
     assert "NameError" in str((await run(notebook, "x")).error)
     waiting = asyncio.create_task(run(notebook, "import time\ntime.sleep(1000)", timeout=600))
     await asyncio.sleep(0.5)
@@ -81,7 +81,7 @@ async def test_a_cell_can_be_interrupted_and_the_kernel_restarted(notebook: Sand
     assert "restarted" in str(restarted.error)
 
 
-async def test_who_stops_waiting_interrupts_the_cell_and_keeps_the_state(notebook: Sandbox) -> None:
+async def test_a_cancelled_caller_interrupts_its_cell_and_the_state_stays(notebook: Sandbox) -> None:
     await run(notebook, "x = 5")
     for code, state in (("import time\ntime.sleep(1000)", "kept"), (STUBBORN, "lost")):
         with pytest.raises(TimeoutError):
@@ -92,7 +92,7 @@ async def test_who_stops_waiting_interrupts_the_cell_and_keeps_the_state(noteboo
     assert "SystemExit: 3" in str((await run(notebook, "sys.exit(3)")).error)
 
 
-async def test_a_cell_that_kills_its_kernel_is_told_so(notebook: Sandbox) -> None:
+async def test_a_cell_that_kills_its_kernel_gets_an_error(notebook: Sandbox) -> None:
     dead = await run(notebook, "import os, signal\nprint('last')\nos.kill(os.getpid(), signal.SIGKILL)")
     assert (dead.status, dead.metadata["state"]) == (ExecutionStatus.ERROR, "lost")
     assert "died" in str(dead.error)
@@ -102,7 +102,7 @@ async def test_a_cell_that_kills_its_kernel_is_told_so(notebook: Sandbox) -> Non
     assert (await run(notebook, "1 + 1")).output == "\nResult: 2"
 
 
-async def test_cells_that_lie_or_flood_hurt_only_themselves(notebook: Sandbox) -> None:
+async def test_cells_that_forge_or_flood_output_harm_only_themselves(notebook: Sandbox) -> None:
     flood = await run(notebook, "while True: print('x' * 100_000)", timeout=60)
     assert (flood.status, flood.metadata["truncated"]) == (ExecutionStatus.ERROR, True)
     assert len(flood.output) <= 17 << 20
@@ -132,7 +132,7 @@ async def test_a_cell_that_awaits_runs_in_the_loop_from_its_first_line(notebook:
     assert (await run(notebook, "x")).output == "\nResult: 1"
 
 
-async def test_shell_cells_are_of_bash_and_fail_as_they_do(notebook: Sandbox) -> None:
+async def test_shell_cells_run_in_bash_with_its_exit_codes(notebook: Sandbox) -> None:
     assert (await run(notebook, "%%bash\n[[ a == a ]] && echo yes")).output == "yes\n"
     assert (await run(notebook, "!echo ${BASH_VERSION:0:1}")).output == "5\n"
     failed = await run(notebook, "%%bash\nexit 3")
@@ -140,14 +140,20 @@ async def test_shell_cells_are_of_bash_and_fail_as_they_do(notebook: Sandbox) ->
     assert not failed.success
 
 
-async def test_a_kernel_that_ended_between_cells_is_told_of(notebook: Sandbox) -> None:
+async def test_a_magic_that_is_not_supported_is_refused_by_name(notebook: Sandbox) -> None:
+    refused = await run(notebook, "x = 1\n%pip install requests")
+    assert (refused.status, refused.output) == (ExecutionStatus.ERROR, "")
+    assert "SyntaxError: the magic %pip is not supported here" in str(refused.error)
+
+
+async def test_a_kernel_that_ended_between_cells_is_reported(notebook: Sandbox) -> None:
     await run(notebook, "x = 5\nimport os, threading\nthreading.Timer(0.3, os._exit, (1,)).start()")
     await asyncio.sleep(1)
     after = await run(notebook, "print('x' in globals())")
     assert (after.output, after.metadata["state"]) == ("False\n", "lost")
-    assert "is lost" in str(after.error)
+    assert "are lost" in str(after.error)
 
 
-async def test_an_action_takes_no_cell(notebook: Sandbox) -> None:
+async def test_an_action_refuses_a_cell(notebook: Sandbox) -> None:
     for action in ("restart", "interrupt"):
-        assert "takes none" in str((await run(notebook, "x = 1", action=action)).error)
+        assert "code must be empty" in str((await run(notebook, "x = 1", action=action)).error)

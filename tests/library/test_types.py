@@ -1,22 +1,24 @@
-"""What is particular to types of sandboxes: how they fail, what they refuse, and types and tools of other people."""
+"""The types of sandbox: how they fail, what they refuse, and how to register custom types and tools."""
 
 import asyncio
 import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import docker
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-import worker.library.local as local
-from api.sandbox import (
+import evalpool.api.sandbox.local as local
+from evalpool.api.sandbox import (
     DockerSandbox,
     DockerSandboxConfig,
     ExecutionStatus,
+    LocalSandboxManager,
     Sandbox,
     SandboxConfig,
     SandboxFactory,
@@ -28,7 +30,7 @@ from api.sandbox import (
     register_sandbox,
     register_tool,
 )
-from schemas.errors import SandboxLost, SetupError
+from evalpool.schemas.errors import InvalidConfig, SandboxLost, SetupError
 from tests.conftest import ROOT, containers, eventually
 
 
@@ -52,11 +54,51 @@ from tests.conftest import ROOT, containers, eventually
         ({"resource_limits": {"files": 1}}, "files"),
     ],
 )
-def test_what_would_open_the_walls_or_is_unknown_is_refused_by_name(config: dict[str, Any], field: str) -> None:
-    with pytest.raises(ValidationError, match=field):
-        DockerSandboxConfig(**config)
-    with pytest.raises(ValidationError, match=field):
-        SandboxFactory.create_sandbox(SandboxType.DOCKER, config)
+def test_options_that_weaken_isolation_or_are_unknown_are_refused_by_name(config: dict[str, Any], field: str) -> None:
+    for make in (lambda: DockerSandboxConfig(**config), lambda: SandboxFactory.create_sandbox("docker", config)):
+        with pytest.raises(match=field) as raised:
+            make()
+        assert isinstance(raised.value, ValueError)
+        assert not any(word in str(raised.value) for word in ("validation error", "pydantic", "function-", "Input"))
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: DockerSandboxConfig(imgae="x"), "imgae: unknown field (did you mean image?); DockerSandboxConfig has"),
+        (lambda: DockerSandboxConfig(timeout="soon"), "timeout: it must be a number"),
+        (lambda: DockerSandboxConfig(command={}), "command: it must be text or a list of strings, not dict"),
+        (lambda: DockerSandboxConfig(memory_limit=512), "memory_limit: it must be text"),
+        (lambda: DockerSandboxConfig(privileged=True), "privileged: a sandbox has no privileges"),
+        (lambda: DockerSandboxConfig(resource_limits={"disk": 1}), "resource_limits.disk: unknown field"),
+        (lambda: setattr(DockerSandboxConfig(), "timeout", -1), "timeout: it must be greater than 0"),
+        (lambda: setattr(DockerSandboxConfig(), "timeuot", 1), "timeuot: "),
+        (lambda: LocalSandboxManager(pool_sise=1), "pool_sise: unknown field (did you mean pool_size?)"),
+        (lambda: SandboxFactory.create_sandbox("docker", "x"), "config: it must be a DockerSandboxConfig or a mapping"),
+        (lambda: SandboxFactory.create_sandbox("docker", {1: 2}), "1: unknown field"),
+    ],
+)  # fmt: skip
+def test_a_wrong_configuration_is_refused_in_a_sentence(make: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        make()
+    assert str(raised.value).startswith(sentence)
+
+
+async def test_a_wrong_argument_of_a_call_is_refused_in_a_sentence() -> None:
+    async with LocalSandboxManager() as manager, SandboxFactory.create_sandbox("dummy") as sandbox:
+        calls: dict[str, Callable[[], Any]] = {
+            "code: it must be text, not int": lambda: sandbox.execute_python(5),
+            "stdin: it must be text or bytes, not int": lambda: sandbox.execute_command("cat", stdin=5),
+            "file_path: it must be a path as text, not int": lambda: sandbox.put_file(5, ""),
+            "content: it must be text or bytes, not dict": lambda: sandbox.put_file("a", {}),
+            "data: it must be text or bytes, not dict": lambda: sandbox.put_archive("a", {1: 2}),
+            "status_filter: 'bogus' is not one of initializing, running": lambda: manager.list_sandboxes("bogus"),
+        }
+        for sentence, call in calls.items():
+            with pytest.raises(ValueError, match=sentence):
+                await call()
+    with pytest.raises(InvalidConfig, match="config: it must be a SandboxManagerConfig, not int"):
+        LocalSandboxManager(5)
 
 
 def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
@@ -152,7 +194,7 @@ async def test_folders_of_the_host_are_copied_in_and_back(engine_client: docker.
     assert (tmp_path / "out" / "b.txt").read_text() == "a"
 
 
-async def test_without_bubblewrap_it_says_so_loudly(
+async def test_a_missing_bubblewrap_is_a_loud_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(local, "bubblewrap", lambda: None)
@@ -164,10 +206,10 @@ async def test_without_bubblewrap_it_says_so_loudly(
     assert "WARNING: LOCAL_PROCESS without bubblewrap" in capsys.readouterr().err
 
 
-async def test_what_a_killed_process_left_is_swept(bubblewrap: None, tmp_path: Path) -> None:
+async def test_containers_of_a_killed_process_are_removed(bubblewrap: None, tmp_path: Path) -> None:
     script = """
 import asyncio, os
-from api.sandbox import *
+from evalpool.api.sandbox import *
 async def main():
     async with SandboxFactory.create_sandbox("local_process") as sandbox:
         asyncio.create_task(sandbox.execute_command("sleep 3456"))
@@ -188,7 +230,7 @@ asyncio.run(main())
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_walls_keep_a_local_process_in(bubblewrap: None, tmp_path: Path) -> None:
+async def test_bubblewrap_confines_a_local_process(bubblewrap: None, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
     secret.chmod(0o644)
@@ -211,7 +253,7 @@ async def test_walls_keep_a_local_process_in(bubblewrap: None, tmp_path: Path) -
         await sandbox.execute_command("true")
 
 
-async def test_other_peoples_sandboxes_are_made_by_name_and_run_tools() -> None:
+async def test_registered_sandbox_types_are_created_by_name_and_run_tools() -> None:
     @register_sandbox("tuples")
     class Tuples(Sandbox):
         @property
@@ -240,7 +282,7 @@ async def test_other_peoples_sandboxes_are_made_by_name_and_run_tools() -> None:
     async with SandboxFactory.create_sandbox("tuples", config) as sandbox:
         assert (await sandbox.execute_tool("shell_executor", {"command": "this"})).output == "did this"
         assert "did ['python3'" in (await sandbox.execute_tool("python_executor", {"code": "1"})).output
-        assert "cannot keep an interpreter" in str(
+        assert "cannot start a command in the background" in str(
             (await sandbox.execute_tool("notebook_executor", {"code": "1"})).error
         )
         assert (await sandbox.execute_command("that")).stdout == "did that"
@@ -248,7 +290,7 @@ async def test_other_peoples_sandboxes_are_made_by_name_and_run_tools() -> None:
         assert sandbox.get_info().type == "tuples"
 
 
-async def test_a_tool_of_ones_own_takes_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_custom_tool_takes_a_few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     @register_tool("shout")
     class Shout(Tool):
         """Say it louder."""
@@ -272,7 +314,7 @@ async def test_a_tool_of_ones_own_takes_a_few_lines(monkeypatch: pytest.MonkeyPa
         assert wrong.error == "Invalid input: text: Field required"
 
 
-async def test_the_example_of_the_documents_works() -> None:
+async def test_the_example_tool_works() -> None:
     spec = importlib.util.spec_from_file_location("example_tool", ROOT / "examples" / "tool.py")
     assert spec is not None
     assert spec.loader is not None
@@ -300,25 +342,25 @@ def _tool(**parts: Any) -> type:
 @pytest.mark.parametrize(
     ("tool", "words"),
     [
-        (_plain(), "is no subclass of Tool"),
-        (len, "is no subclass of Tool"),
-        (_tool(Parameters=_plain()), "Parameters: it must be a class of pydantic"),
-        (_tool(Options=ToolParameters), "Options: it must be a class of ToolOptions"),
-        (_tool(execute=lambda self, sandbox: ""), "execute: it must be a coroutine"),
-        (_tool(__doc__=None), "its docstring is missing"),
+        (_plain(), "is not a subclass of Tool"),
+        (len, "is not a subclass of Tool"),
+        (_tool(Parameters=_plain()), "Parameters must be a subclass of pydantic"),
+        (_tool(Options=ToolParameters), "Options must be a subclass of ToolOptions"),
+        (_tool(execute=lambda self, sandbox: ""), "execute must be a coroutine"),
+        (_tool(__doc__=None), "the docstring, which tells"),
     ],
 )
-def test_a_tool_that_is_none_is_refused_where_it_is_registered(tool: Any, words: str) -> None:
+def test_an_invalid_tool_is_refused_when_it_is_registered(tool: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         register_tool("mine")(tool)
     assert "mine" not in ToolFactory.get_available_tools()
 
 
-def test_names_and_sandboxes_that_are_none_are_refused() -> None:
+def test_invalid_names_and_sandbox_classes_are_refused() -> None:
     for name in ("", "two words", "x" * 65, _tool()):
-        with pytest.raises(ValueError, match="is no name for a tool"):
+        with pytest.raises(ValueError, match="is not a valid name for a tool"):
             register_tool(name)(_tool())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="is no subclass of Sandbox"):
+    with pytest.raises(TypeError, match="is not a subclass of Sandbox"):
         register_sandbox("mine")(_plain())
 
 

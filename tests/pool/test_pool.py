@@ -1,30 +1,31 @@
-"""The pool over the shipped fake: lending, resetting, replacing, closing."""
+"""The pool with fake sandboxes: lending, resetting, replacing and closing."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
 
-from schemas import SandboxLost
-from worker.pool import Pool, PoolClosed
-from worker.sandbox.base import Program, Sandbox, Shape
-from worker.sandbox.fake import FakeSandbox
+from evalpool.schemas import SandboxLost
+from evalpool.schemas.errors import PoolClosed
+from evalpool.worker.pool import Pool
+from evalpool.worker.sandbox.base import Box, Program, Shape
+from evalpool.worker.sandbox.fake import FakeBox
 
 SHAPE, OTHER = Shape("a", 64, 8, 8), Shape("b", 64, 8, 8)
 PROGRAM = Program(code=b"pass", main="main.py")
 
 
 class Maker:
-    """Makes fakes, remembers them, and fails when told to."""
+    """Makes and remembers fake sandboxes, and fails when told to."""
 
     def __init__(self) -> None:
-        self.made: list[FakeSandbox] = []
+        self.made: list[FakeBox] = []
         self.failing = False
 
-    async def __call__(self, shape: Shape) -> Sandbox:
+    async def __call__(self, shape: Shape) -> Box:
         if self.failing:
             raise SandboxLost("told to fail")
-        sandbox = FakeSandbox(shape)
+        sandbox = FakeBox(shape)
         self.made.append(sandbox)
         await sandbox.start()
         return sandbox
@@ -52,7 +53,7 @@ async def settled(pool: Pool) -> None:
         await asyncio.gather(*pool._background)
 
 
-async def test_it_is_warm_with_one_more_than_its_slots(pool: Pool, maker: Maker) -> None:
+async def test_a_warm_pool_has_one_sandbox_more_than_slots(pool: Pool, maker: Maker) -> None:
     await pool.warm(SHAPE)
     assert (len(maker.made), pool.snapshot()["idle"]) == (3, 3)
 
@@ -67,7 +68,7 @@ async def test_a_sandbox_is_used_again_after_its_reset(pool: Pool, maker: Maker)
     assert pool.counts["reset"] == 6
 
 
-async def test_no_more_are_lent_at_once_than_there_are_slots(pool: Pool) -> None:
+async def test_no_more_sandboxes_are_lent_at_once_than_there_are_slots(pool: Pool) -> None:
     await pool.warm(SHAPE)
     running = peak = 0
 
@@ -112,7 +113,7 @@ async def test_an_error_in_the_body_destroys_the_sandbox(pool: Pool, maker: Make
     assert maker.alive == 3
 
 
-async def test_a_fresh_sandbox_has_never_run_anything_and_never_will_again(pool: Pool, maker: Maker) -> None:
+async def test_a_fresh_sandbox_runs_one_program_only(pool: Pool, maker: Maker) -> None:
     await pool.warm(SHAPE)
     seen = set()
     for _ in range(5):
@@ -124,7 +125,7 @@ async def test_a_fresh_sandbox_has_never_run_anything_and_never_will_again(pool:
     assert len(seen) == 5
 
 
-async def test_another_shape_takes_the_place_of_an_idle_one(pool: Pool, maker: Maker) -> None:
+async def test_a_sandbox_of_another_shape_replaces_an_idle_one(pool: Pool, maker: Maker) -> None:
     await pool.warm(SHAPE)
     async with pool.lend(OTHER) as sandbox:
         assert sandbox.shape == OTHER
@@ -140,7 +141,7 @@ async def test_a_dead_sandbox_is_not_lent(pool: Pool, maker: Maker) -> None:
         assert lent.alive
 
 
-async def test_a_failing_maker_is_told_to_the_borrower_and_tried_again(pool: Pool, maker: Maker) -> None:
+async def test_a_sandbox_that_cannot_be_started_raises_an_error_and_is_tried_again(pool: Pool, maker: Maker) -> None:
     maker.failing = True
     with pytest.raises(SandboxLost):
         async with pool.lend(SHAPE):
@@ -150,7 +151,7 @@ async def test_a_failing_maker_is_told_to_the_borrower_and_tried_again(pool: Poo
         assert sandbox.alive
 
 
-async def test_when_lending_stops_the_running_finish_and_the_waiting_are_turned_away(pool: Pool) -> None:
+async def test_when_lending_stops_running_jobs_finish_and_waiting_jobs_get_an_error(pool: Pool) -> None:
     await pool.warm(SHAPE)
     go = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Sandboxes of every kind, for the tests that all kinds must pass."""
+"""Fixtures: sandboxes of every kind, for the tests that all kinds must pass."""
 
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -6,12 +6,12 @@ from dataclasses import replace
 import docker
 import pytest
 
-from schemas.settings import Settings, settings
-from worker.sandbox.base import Sandbox, Shape
-from worker.sandbox.docker import DockerSandbox
-from worker.sandbox.engine import Engine
-from worker.sandbox.fake import FakeSandbox
-from worker.sandbox.local import LocalSandbox
+from evalpool.schemas.settings import Settings, settings
+from evalpool.worker.sandbox.base import Box, Shape
+from evalpool.worker.sandbox.docker import DockerBox
+from evalpool.worker.sandbox.engine import Engine
+from evalpool.worker.sandbox.fake import FakeBox
+from evalpool.worker.sandbox.local import LocalBox
 
 SHAPE = Shape(Settings.model_fields["image"].default, 128, 32, 16)
 
@@ -24,25 +24,25 @@ def engine(engine_client: docker.DockerClient) -> Iterator[Engine]:
 
 
 @pytest.fixture
-async def box(engine: Engine) -> AsyncIterator[DockerSandbox]:
+async def box(engine: Engine) -> AsyncIterator[DockerBox]:
     """A started container."""
-    sandbox = DockerSandbox(SHAPE, engine, settings=settings())
+    sandbox = DockerBox(SHAPE, engine, settings=settings())
     await sandbox.start()
     yield sandbox
     await sandbox.close()
 
 
 @pytest.fixture(params=["docker", "local", "fake"])
-async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Box]:
     """A started sandbox of each kind."""
-    made: Sandbox
+    made: Box
     if request.param == "docker":
-        made = DockerSandbox(replace(SHAPE, commands=8), request.getfixturevalue("engine"), settings=settings())
+        made = DockerBox(replace(SHAPE, commands=8), request.getfixturevalue("engine"), settings=settings())
     elif request.param == "local":
         request.getfixturevalue("bubblewrap")
-        made = LocalSandbox(SHAPE, walls=True)
+        made = LocalBox(SHAPE, walls=True)
     else:
-        made = FakeSandbox(SHAPE)
+        made = FakeBox(SHAPE)
     await made.start()
     yield made
     await made.close()

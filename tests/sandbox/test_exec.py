@@ -1,14 +1,20 @@
-"""Images without Python: the slow way keeps the same limits and gives the same verdicts."""
+"""Images without Python: `docker exec` is slower, but keeps the same limits and gives the same verdicts."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 
 import docker
 import pytest
 
-from api import submit_batch
-from schemas import Case, JobSpec, Limits, Verdict
+from evalpool.api import submit_batch
+from evalpool.schemas import Case, JobSpec, Limits, Verdict
+from evalpool.worker.machine import images
+from evalpool.worker.sandbox.engine import Engine
+from evalpool.worker.sandbox.exec import ExecBox
 from tests.conftest import PATIENCE, WorkerProcess, containers, eventually
-from worker.sandbox import images
+from tests.sandbox.conftest import SHAPE
+from tests.sandbox.test_contract import python
 
 pytestmark = [pytest.mark.docker, pytest.mark.redis]
 
@@ -33,7 +39,10 @@ def test_shell_jobs_have_the_same_limits_and_verdicts(
         "odd": (JobSpec(code="exit 200"), Verdict.RUNTIME_ERROR),
         "holder": (JobSpec(code="sleep 1000 & echo done", limits=Limits(wall_seconds=30)), Verdict.PASSED),
         "signal": (JobSpec(code="kill -SEGV $$"), Verdict.RUNTIME_ERROR),
-        "slow": (JobSpec(code="while :; do :; done", limits=Limits(cpu_seconds=0.5)), Verdict.TIME_LIMIT),
+        "slow": (
+            JobSpec(code="while :; do :; done", limits=Limits(cpu_seconds=0.5, wall_seconds=60)),
+            Verdict.TIME_LIMIT,
+        ),
         "sleepy": (JobSpec(code="sleep 1000", limits=Limits(wall_seconds=1)), Verdict.TIME_LIMIT),
         "greedy": (
             JobSpec(code="x=xxxx; while :; do x=$x$x; done", limits=Limits(memory_mib=32)),
@@ -57,6 +66,21 @@ def test_shell_jobs_have_the_same_limits_and_verdicts(
     assert results["holder"].metrics.wall_seconds < 20
     assert results["greedy"].metrics.oom_killed
     assert 0.5 <= results["slow"].metrics.cpu_seconds < 1
-    assert worker.log.read_text().count("action=no_agent") == 1  # it is said, once
+    assert worker.log.read_text().count("action=no_agent") == 1  # the log says so once
     assert worker.stop() == 0
-    eventually(lambda: not containers(engine_client, worker.pid), 10)
+    eventually(lambda: not containers(engine_client, worker.pid))
+
+
+async def test_limits_hold_while_the_engine_does_not_answer(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(engine, "exit_code", lambda _: answers.wait(PATIENCE))
+    box = ExecBox(SHAPE, engine)
+    await box.start()
+    try:
+        program = python("while True: pass", limits=Limits(cpu_seconds=1, wall_seconds=60))
+        spin = ["python3", "-c", "while True: pass"]  # no file is written, which would need the exit code
+        outcome = await asyncio.wait_for(box._exec(spin, {}, b"", program), PATIENCE)
+    finally:
+        answers.set()
+        await box.close()
+    assert outcome.ended == "cpu"

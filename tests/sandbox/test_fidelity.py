@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from evalpool.worker.sandbox.base import Program
+from evalpool.worker.sandbox.docker import DockerBox
 from tests.sandbox.test_contract import python
-from worker.sandbox.base import Program
-from worker.sandbox.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker
 
@@ -73,7 +73,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-async def test_warm_cold_and_plain_are_the_same(box: DockerSandbox, name: str) -> None:
+async def test_warm_and_cold_interpreters_behave_like_plain_python(box: DockerBox, name: str) -> None:
     code = PROGRAMS[name]
     source = code.encode("latin-1" if name == "cookie" else "utf-8") if isinstance(code, str) else code
     given = {"args": ("1", "b c"), "stdin": b"line\nrest\xff"}
@@ -92,7 +92,7 @@ async def test_warm_cold_and_plain_are_the_same(box: DockerSandbox, name: str) -
     assert seen["cold"] == seen["plain"]
 
 
-async def test_variables_for_the_interpreter_itself_are_honoured(box: DockerSandbox) -> None:
+async def test_variables_for_the_interpreter_itself_are_honoured(box: DockerBox) -> None:
     outcome = await box.run(
         python("import sys; print(sys.flags.optimize)", env={"PYTHONOPTIMIZE": "2"}, check=b"print(3)")
     )

@@ -1,4 +1,4 @@
-"""Recipes, their toolchains, and what an image says of itself. Nothing here builds one of the real recipes anew."""
+"""Recipes, their toolchains, and what an image tells about itself. No test here builds one of the real recipes."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,10 +9,11 @@ import pytest
 from docker.errors import ImageNotFound
 from docker.models.images import ImageCollection
 
-from api.cli import main
-from schemas import Settings
+from evalpool.api.cli import main
+from evalpool.schemas import Settings
+from evalpool.schemas.errors import ImageBuildFailed
+from evalpool.worker.machine import doctor, images
 from tests.conftest import missing
-from worker.sandbox import doctor, images
 
 TAG = "evalpool/toy:1"
 RECIPE = """
@@ -33,7 +34,7 @@ two = ["second"]
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only recipe there is."""
+    """A recipe of the tests, which is the only one during the test."""
     path = tmp_path / "toy" / "recipe.toml"
     path.parent.mkdir()
     path.write_text(RECIPE)
@@ -43,7 +44,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def say(line: str) -> None:
-    """To nobody."""
+    """Print nothing."""
 
 
 def test_every_recipe_can_be_read_and_its_check_knows_all_its_toolchains() -> None:
@@ -67,23 +68,23 @@ def test_toolchains_are_left_out_with_their_packages_and_make_another_image(toy:
     assert images.TOOLCHAINS_LABEL not in whole.without(["one", "two"]).labels
 
 
-def test_an_unknown_toolchain_is_refused_with_those_there_are(
+def test_an_unknown_toolchain_is_refused_and_the_known_ones_are_named(
     toy: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["images", "build", "toy", "--without", "two,three,four"])
     assert ended.value.code
-    assert "no toolchain three, four. It has: one, two." in capsys.readouterr().err
+    assert "no toolchain three, four. Its toolchains are: one, two." in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["images", "build", "toy", "--without", "three"])
     with pytest.raises(SystemExit, match="no toolchain three"):
         images._main()
 
 
-def test_what_is_not_a_recipe_is_refused_by_name(toy: Path) -> None:
-    with pytest.raises(images.ImageBuildFailed, match=r"no recipe 'code'. There are: toy"):
+def test_an_invalid_recipe_is_refused_by_name(toy: Path) -> None:
+    with pytest.raises(ImageBuildFailed, match=r"no recipe 'code'. There are: toy"):
         images.build("code", say=say)
     toy.write_text(RECIPE + 'three = "not a list"')
-    with pytest.raises(images.ImageBuildFailed, match=r"toy/recipe.toml is not a recipe"):
+    with pytest.raises(ImageBuildFailed, match=r"toy/recipe.toml is not a recipe"):
         images.build("toy", say=say)
 
 
@@ -112,7 +113,7 @@ def test_an_image_says_which_toolchains_it_has_and_in_which_versions(
             engine_client.images.get(first)
 
         toy.write_text(RECIPE.replace("exit 1", "exit 1; echo it is broken; exit 1"))
-        with pytest.raises(images.ImageBuildFailed, match="it is broken"):
+        with pytest.raises(ImageBuildFailed, match="it is broken"):
             images.build("toy", say=say)
         assert engine_client.images.get(TAG).id == second
     finally:
@@ -121,7 +122,7 @@ def test_an_image_says_which_toolchains_it_has_and_in_which_versions(
 
 @pytest.mark.docker
 @pytest.mark.parametrize("environment", [{}, {"HOME": "/box"}, {"HOME": "/nowhere", "MPLCONFIGDIR": "/tmp/mine"}])
-def test_the_notebook_image_draws_in_silence_and_writes_nowhere(
+def test_the_notebook_image_draws_without_warnings_and_writes_no_files(
     engine_client: docker.DockerClient, environment: dict[str, str]
 ) -> None:
     tag = images._read("notebook").tag
@@ -179,7 +180,7 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
 ) -> None:
     findings = [(finding.name, finding.ok, finding.found) for finding in doctor.examine()]
     assert any(name == "sandbox image" and found.endswith("MB: python 3.11") for name, _, found in findings)
-    lacking = "evalpool/code:12 is missing, for languages besides Python and bash: evalpool images build code"
+    lacking = "evalpool/code:12 is missing, which languages besides Python and bash need: evalpool images build code"
     assert any(name == "another image" and ok and found.startswith(lacking) for name, ok, found in findings)
     assert any(name == "tools" and "python_executor: python" in found for name, _, found in findings)
 
@@ -188,7 +189,7 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
     others = [finding.found for finding in doctor.examine() if finding.name == "another image"]
     assert others == [
         "evalpool/code:12 abcdef, 1000 MB: python 3.11, c (gcc 12.2.0)",
-        "evalpool/notebook:3.11 is missing, for notebooks with plots: evalpool images build notebook, or set "
+        "evalpool/notebook:3.11 is missing, which notebooks with plots need: evalpool images build notebook, or set "
         "EVALPOOL_NOTEBOOK_IMAGE",
     ]
     assert all(finding.ok for finding in doctor.examine() if finding.name == "another image")

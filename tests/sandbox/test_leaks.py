@@ -1,10 +1,10 @@
-"""Nothing of one program reaches the next one in the same sandbox: each plant is looked for, and not found."""
+"""Nothing of one program reaches the next one in the same sandbox: one program plants secrets, the next finds none."""
 
 import pytest
 
-from schemas import Limits
+from evalpool.schemas import Limits
+from evalpool.worker.sandbox.docker import DockerBox
 from tests.sandbox.test_contract import bash, python
-from worker.sandbox.docker import DockerSandbox
 
 pytestmark = pytest.mark.docker
 
@@ -20,7 +20,7 @@ for place in ("/box", "/tmp", "/dev/shm", "/var/tmp", "/dev/mqueue", "/run", "/r
 os.makedirs("/box/deep/" + "/".join("d" * 200 for _ in range(10)))
 memory = multiprocessing.shared_memory.SharedMemory(create=True, size=4096, name="planted")
 semaphore = multiprocessing.get_context("fork").Semaphore(1)
-server = socket.create_server(("127.0.0.1", 45678)); socket.create_connection(("127.0.0.1", 45678))
+server = socket.create_server(("127.0.0.1", 45678))
 unix = socket.socket(socket.AF_UNIX); unix.bind("\0planted"); unix.listen()
 os.environ["PLANTED"] = "1"; os.putenv("PLANTED2", "1")
 os.umask(0o777); time.tzset(); os.environ["TZ"] = "Asia/Tokyo"; time.tzset(); locale.setlocale(locale.LC_ALL, "C")
@@ -50,7 +50,7 @@ state = {
     "places": places,
     "processes": [p for p in os.listdir("/proc") if p.isdigit() and int(p) not in (1, os.getpid())],
     "tcp": open("/proc/net/tcp").read().count("\n"), "unix": [l for l in open("/proc/net/unix") if "@" in l],
-    "refused": (refused(socket.AF_INET, ("127.0.0.1", 45678)), refused(socket.AF_UNIX, "\0planted")),
+    "refused": refused(socket.AF_UNIX, "\0planted"),
     "environ": sorted(os.environ), "umask": os.umask(0o22), "tz": (time.tzname, os.environ.get("TZ")),
     "locale": locale.setlocale(locale.LC_ALL), "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "handlers": [int(s) for s in signal.valid_signals() if signal.getsignal(s) != signal.SIG_DFL],
@@ -69,7 +69,7 @@ print(state)
 
 SCAN = r"""
 import re
-needle, hits = re.compile(b"PLANTED-[S]ECRET"), 0  # which does not match itself
+needle, hits = re.compile(b"PLANTED-[S]ECRET"), 0  # a pattern that does not match itself
 for line in open("/proc/self/maps"):
     span, mode, *rest = line.split()
     if mode[0] != "r" or rest[-1] in ("[vvar]", "[vsyscall]"): continue
@@ -82,7 +82,7 @@ print(hits)
 """
 
 
-async def test_the_next_program_finds_a_sandbox_as_at_birth(box: DockerSandbox) -> None:
+async def test_the_next_program_finds_a_sandbox_as_at_birth(box: DockerBox) -> None:
     limits = Limits(wall_seconds=20)
     before = await box.run(python(FIND, limits=limits))
     assert before.exit_code == 0, before.stderr
@@ -91,22 +91,20 @@ async def test_the_next_program_finds_a_sandbox_as_at_birth(box: DockerSandbox) 
         planted = await box.run(python(PLANT, limits=limits, check=b"assert secret", env={"PLANTED0": "1"}))
         assert planted.exit_code == 0, planted.stderr
         if not await box.reset():
-            break  # destroying it is as good; that some plants survive a reset is tested below, one by one
+            break  # a sandbox that fails its reset is destroyed, which is as good; plants are tested one by one below
         after = await box.run(python(FIND, limits=limits))
         assert after.stdout == before.stdout
         assert await box.reset()
 
 
-async def test_a_lingering_socket_is_reason_enough_to_destroy(box: DockerSandbox) -> None:
+async def test_a_sandbox_with_a_lingering_socket_fails_its_reset(box: DockerBox) -> None:
     code = "import socket\ns = socket.create_server(('127.0.0.1', 4567))\nc = socket.create_connection(('127.0.0.1', 4567))\n"
     await box.run(python(code + "a, _ = s.accept(); a.close(); c.close(); s.close()"))
     assert not await box.reset()
 
 
 @pytest.mark.parametrize("kind", ["python", "bash"])
-async def test_no_word_of_a_program_stays_in_the_memory_that_the_next_is_forked_from(
-    box: DockerSandbox, kind: str
-) -> None:
+async def test_no_text_of_a_program_stays_in_the_memory_of_the_agent(box: DockerBox, kind: str) -> None:
     word = b"PLANTED-" + b"SECRET"
     stdin, files = word * 3000, {"f": word * 3000}
     if kind == "python":
@@ -124,13 +122,13 @@ async def test_no_word_of_a_program_stays_in_the_memory_that_the_next_is_forked_
         assert await box.reset()
 
 
-async def test_the_check_is_nowhere_in_memory_while_the_program_runs(box: DockerSandbox) -> None:
+async def test_the_check_is_nowhere_in_memory_while_the_program_runs(box: DockerBox) -> None:
     outcome = await box.run(python(SCAN, check=b"x = 'PLANTED-SECRET'", limits=Limits(cpu_seconds=20)))
     assert (outcome.stdout, outcome.checked) == (b"0\n", True)
 
 
-async def test_a_socket_that_lies_in_its_own_queue_is_gone_or_ends_the_sandbox(box: DockerSandbox) -> None:
-    """No process holds it any more, and with it live the files it carries: the kernel collects it only by and by."""
+async def test_a_socket_that_lies_in_its_own_queue_is_gone_or_ends_the_sandbox(box: DockerBox) -> None:
+    """No process holds such a socket any more, but it keeps the files that it carries alive until the kernel collects it."""
     outcome = await box.run(
         python(
             "import socket, os\n"
@@ -143,12 +141,12 @@ async def test_a_socket_that_lies_in_its_own_queue_is_gone_or_ends_the_sandbox(b
         )
     )
     assert outcome.exit_code == 0
-    if await box.reset():  # then the kernel was quick
+    if await box.reset():  # the kernel was quick enough
         seen = await box.run(python("print(open('/proc/net/sockstat').readline())"))
         assert seen.stdout.split() == [b"sockets:", b"used", b"0"]
 
 
-async def test_ordinary_sockets_leave_nothing(box: DockerSandbox) -> None:
+async def test_ordinary_sockets_leave_nothing(box: DockerBox) -> None:
     code = "import socket\na, b = socket.socketpair(); u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 0))"
     assert (await box.run(python(code))).exit_code == 0
     assert await box.reset()

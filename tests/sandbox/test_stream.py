@@ -1,4 +1,4 @@
-"""The host side believes nothing: every malformed reply ends the stream, not the worker."""
+"""The worker trusts no reply: every malformed one ends the stream, and not the worker."""
 
 import asyncio
 import struct
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from schemas import SandboxLost
-from worker.sandbox.agent.wire import pack
-from worker.sandbox.stream import Stream
+from evalpool.schemas import SandboxLost
+from evalpool.worker.sandbox.agent.wire import pack
+from evalpool.worker.sandbox.stream import Stream
 
 
 class Wire(asyncio.Transport):
@@ -40,7 +40,7 @@ async def ask(made: Stream, frames: list[bytes], most: int, seconds: float) -> t
     return await made.arrived(reply, seconds)
 
 
-async def test_a_reply_is_put_together_from_any_pieces() -> None:
+async def test_a_reply_may_arrive_in_any_pieces() -> None:
     made, wire = stream()
     reply = asyncio.create_task(ask(made, [pack({"id": 1}, 1), b"x"], 100, 10))
     await asyncio.sleep(0)
@@ -85,9 +85,9 @@ async def test_two_replies_to_one_request_end_the_stream() -> None:
         await ask(made, [], 0, 10)
 
 
-async def test_silence_ends_the_stream() -> None:
+async def test_an_agent_that_does_not_answer_ends_the_stream() -> None:
     made, wire = stream()
-    with pytest.raises(SandboxLost, match="no answer"):
+    with pytest.raises(SandboxLost, match="did not answer"):
         await ask(made, [], 0, 0.01)
     assert wire.aborted
 

@@ -1,4 +1,4 @@
-"""The same questions to both databases."""
+"""Fixtures that run every test of the store with SQLite and with PostgreSQL."""
 
 import secrets
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from schemas.database import Database
-from schemas.store import Store
+from evalpool.schemas.database import Database
+from evalpool.schemas.store import Store
 from tests.conftest import missing
 from tests.faults.servers import Missing, PostgresServer
 

@@ -1,7 +1,7 @@
 import pytest
 
-from schemas import InvalidJob, Limits, ceilings
-from schemas.settings import Settings, settings
+from evalpool.schemas import InvalidJob, Limits, ceilings
+from evalpool.schemas.settings import Settings, settings
 
 
 @pytest.mark.parametrize("name", Limits.model_fields)

@@ -1,14 +1,14 @@
-"""SQLite's clock: the machine is started again, the file is copied to another, a container has a time of its own."""
+"""The clock of SQLite after a reboot, on another machine, and in a container with its own boot id."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-from schemas import JobSpec, State, database
-from schemas.database import Database
-from schemas.fleet import Member
-from schemas.store import Store
+from evalpool.schemas import JobSpec, State, database
+from evalpool.schemas.database import Database
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.store import Store
 from tests.schemas.test_recovery import ask, at_once, change
 
 YEARS = 75 * 365 * 86400.0
@@ -19,11 +19,11 @@ def opened(folder: Path) -> Store:
 
 
 def boot(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, offset: float = 0) -> None:
-    """From now on the machine is one that was started with this id, and with a wall clock that is wrong by so much."""
+    """Pretend that the machine was booted with this id, and that its wall clock is wrong by so many seconds."""
     (folder / name).write_text(name)
     wall = time.clock_gettime
     monkeypatch.setattr(database, "BOOT_ID", folder / name)
-    monkeypatch.setattr("schemas.database.time.time", lambda: wall(time.CLOCK_REALTIME) + offset)
+    monkeypatch.setattr("evalpool.schemas.database.time.time", lambda: wall(time.CLOCK_REALTIME) + offset)
 
 
 def test_nothing_waits_for_a_clock_that_was_years_ahead_before_the_last_boot(
@@ -49,9 +49,7 @@ def test_nothing_waits_for_a_clock_that_was_years_ahead_before_the_last_boot(
     assert len(store.claim(9, "dead", 60).leases) == 3
 
 
-def test_processes_that_see_another_boot_have_a_clock_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_with_another_boot_id_have_another_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     boot(monkeypatch, tmp_path, "here")
     here = opened(tmp_path)
     here.add_batch("b", [JobSpec(code="x")], None, None)
@@ -68,7 +66,9 @@ def test_processes_that_see_another_boot_have_a_clock_of_their_own(
     assert here.expire(3) == 1
 
 
-def test_many_processes_that_open_it_at_once_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_processes_that_open_a_database_at_once_agree_on_its_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     boot(monkeypatch, tmp_path, "first")
     opened(tmp_path).database.close()
     boot(monkeypatch, tmp_path, "second")

@@ -24,12 +24,12 @@ from hypothesis.stateful import (
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import OperationalError
 
-from schemas import JobSpec, Priority, State, Verdict, rows, twins
-from schemas import store as module
-from schemas.audit import audit
-from schemas.lease import Lease
-from schemas.store import Store
-from schemas.tables import FINAL_STATE, HELD, TWIN
+from evalpool.schemas import JobSpec, Priority, State, Verdict, dedup, rows
+from evalpool.schemas import store as module
+from evalpool.schemas.audit import audit
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.store import Store
+from evalpool.schemas.verdict import WAITING
 from tests.schemas.test_recovery import at_once
 from tests.schemas.test_store import result
 
@@ -245,7 +245,7 @@ class Interleaving(RuleBasedStateMachine):
                 digests = batch.digests[span]
                 if cache:
                     feeder.seen |= self.store.known([digest for digest in digests if digest not in feeder.seen])
-                leaders = twins.leaders(batch_id, feeder.place, digests, feeder.seen)
+                leaders = dedup.find_leaders(batch_id, feeder.place, digests, feeder.seen)
             had = self.store.add_jobs(
                 batch_id, feeder.place, batch.specs[span], feeder.turn, digests, leaders, batch.images[span],
                 first=feeder.first,
@@ -409,7 +409,7 @@ class Interleaving(RuleBasedStateMachine):
     def come_from_the_future(self, data: st.DataObject) -> None:
         """Turn a waiting job into one that this version cannot read."""
         with self.step() as before:
-            waiting = [row.id for row in before.values() if row.state in (State.QUEUED, TWIN, HELD)]
+            waiting = [row.id for row in before.values() if row.state in WAITING]
             if waiting:
                 job_id = data.draw(st.sampled_from(waiting))
                 self.sql("UPDATE jobs SET spec = :spec WHERE id = :id", spec=FUTURE, id=job_id)
@@ -425,7 +425,7 @@ class Interleaving(RuleBasedStateMachine):
             assert (row.state in FINAL) == (verdict is not None), row
             assert row.attempt <= self.max_attempts, row
             if verdict is not None:
-                assert row.state == FINAL_STATE[verdict], row
+                assert row.state == State.after(verdict), row
                 assert self.verdicts.setdefault(row.id, verdict) is verdict, row
                 counted.setdefault(row.batch_id, Counter())[verdict] += 1
             elif row.state == State.RUNNING:
@@ -441,7 +441,7 @@ class Interleaving(RuleBasedStateMachine):
             assert self.store.progress(batch.id).verdicts == counted.get(batch.id, {})
             its = [row for row in now.values() if row.batch_id == batch.id]
             if batch.todo is None:
-                assert all(row.state != HELD for row in its)
+                assert all(row.state != State.HELD for row in its)
             if batch.todo is None and batch.cancelled_at is not None:
                 assert all(row.state in FINAL or row.cancelled_at is not None for row in its)
         assert audit(self.store, repair=False) == []
@@ -560,7 +560,7 @@ class Worker:
         seen: dict[str, str] = {}
         for start in range(0, len(specs), 10):
             span = slice(start, start + 10)
-            leaders = twins.leaders(batch_id, start, batch.digests[span], seen)
+            leaders = dedup.find_leaders(batch_id, start, batch.digests[span], seen)
             self.store.add_jobs(batch_id, start, specs[span], 0.0, batch.digests[span], leaders)
 
     def cancel(self) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 from sqlalchemy import text
 
-from schemas import JobSpec, Verdict, endings
-from schemas import store as module
-from schemas.audit import audit
-from schemas.store import Store
+from evalpool.schemas import JobSpec, Verdict, endings
+from evalpool.schemas import store as module
+from evalpool.schemas.audit import audit
+from evalpool.schemas.store import Store
 from tests.conftest import eventually
 from tests.schemas.test_recovery import ask, at_once
 from tests.schemas.test_store import result
@@ -91,7 +91,7 @@ def test_results_can_be_recorded_while_a_second_process_adds_twins_of_twins(stor
     assert store.progress("b").verdicts == {Verdict.PASSED: 5}
 
 
-def test_a_claim_says_that_it_has_passed_over_a_job_that_somebody_had_locked(store: Store) -> None:
+def test_a_claim_reports_that_it_passed_over_a_locked_job(store: Store) -> None:
     submit(store, "x", "y")
     with store.database.write() as db:
         db.execute(text("SELECT id FROM jobs WHERE id = 'b-000000' FOR SHARE"))

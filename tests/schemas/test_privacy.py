@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.database import Database
-from schemas.errors import SetupError
-from schemas.privacy import private_file, private_folder
+from evalpool.schemas.database import Database
+from evalpool.schemas.errors import SetupError
+from evalpool.schemas.privacy import private_file, private_folder
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o277], ids=oct)
@@ -64,9 +64,7 @@ def test_another_database_object_does_not_drop_the_locks_of_the_first(tmp_path: 
     first.close()
 
 
-def test_a_database_that_is_named_by_a_uri_is_where_the_uri_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_with_a_uri_is_created_where_the_uri_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Database("sqlite:///file:x.db?uri=true").close()
     assert [path.name for path in tmp_path.iterdir()] == ["x.db"]

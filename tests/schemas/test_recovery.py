@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from schemas import JobSpec, Priority, State, Verdict, entries
-from schemas import store as module
-from schemas.audit import audit
-from schemas.store import Store
+from evalpool.schemas import JobSpec, Priority, State, Verdict, entries, registry
+from evalpool.schemas import store as module
+from evalpool.schemas.audit import audit
+from evalpool.schemas.store import Store
 from tests.schemas.test_store import result
 
 SAME = [JobSpec(code="x", task_id="t", sample_id=n) for n in range(4)]
@@ -212,14 +212,14 @@ def test_a_job_that_this_version_cannot_read_is_not_tried_and_does_not_affect_ot
     assert ask(store, "SELECT attempt FROM jobs WHERE id = 'b-000001'") == [(0,)]
     assert store.claim(9, "w2", 60, version="1").count == 0  # another worker of this version does not try again
     assert list(store.claim(9, "w3", 60, version="2").unreadable) == ["b-000001"]
-    assert store.waiting("b") == [(None, True, 1)]
+    assert store.waiting("b") == [("", None, True, 1)]
 
 
 def test_jobs_whose_image_a_worker_lacks_are_left_to_others(store: Store) -> None:
     store.add_batch("b", SAME, None, None, images=["a:1 sha256:1", "b:1", "a:1 sha256:2", "a:1 sha256:1"])
     claimed = store.claim(9, "w", 60, without={"a:1 sha256:1", "b:1"}).leases
     assert [(lease.job_id, lease.image) for lease in claimed] == [("b-000002", "a:1 sha256:2")]
-    assert sorted(store.waiting("b")) == [("a:1 sha256:1", False, 2), ("b:1", False, 1)]  # type: ignore[type-var]
+    assert sorted(store.waiting("b")) == [("", "a:1 sha256:1", False, 2), ("", "b:1", False, 1)]  # type: ignore[type-var]
 
 
 def test_an_image_is_pinned_once_for_all_jobs_of_a_batch(store: Store) -> None:
@@ -265,7 +265,7 @@ def test_a_large_batch_whose_submission_was_interrupted_does_not_run_until_it_is
     assert len(store.claim(9, "w", 60).leases) == 8
 
 
-def test_nobody_elses_jobs_are_stored_among_those_of_a_large_batch(
+def test_a_second_submission_cannot_add_other_jobs_to_a_large_batch(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_parts(monkeypatch)
@@ -375,7 +375,7 @@ def test_cancelled_single_jobs_do_not_delay_later_ones(store: Store) -> None:
 
 
 def test_only_the_latest_unreadable_messages_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LETTERS", 5)
+    monkeypatch.setattr(registry, "LETTERS_KEPT", 5)
     for n in range(12):
         store.bury("w", f"{n}", "{}")
     assert store.letters() == 5

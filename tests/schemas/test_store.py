@@ -9,7 +9,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import text
 from sqlmodel import SQLModel
 
-from schemas import (
+from evalpool.schemas import (
     BatchNotFound,
     Case,
     CaseResult,
@@ -22,10 +22,11 @@ from schemas import (
     State,
     Verdict,
 )
-from schemas.database import Database
-from schemas.lease import Lease
-from schemas.rows import moment
-from schemas.store import Store
+from evalpool.schemas.database import Database
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.lease import Lease
+from evalpool.schemas.rows import moment
+from evalpool.schemas.store import Store
 from tests.faults.servers import PostgresServer
 
 JOBS = [JobSpec(code=f"print({i})", task_id=f"t/{i}", sample_id=i) for i in range(4)]
@@ -53,21 +54,21 @@ def test_a_batch_and_its_jobs_are_stored_together(store: Store) -> None:
     assert store.state("b-000003") is State.QUEUED
 
 
-def test_unknown_ids_are_errors_not_pending(store: Store) -> None:
+def test_an_unknown_id_raises_not_found(store: Store) -> None:
     with pytest.raises(BatchNotFound, match="'nope'"):
         store.batch("nope")
     with pytest.raises(JobNotFound, match="'nope-1'"):
         store.state("nope-1")
 
 
-def test_the_same_idempotency_key_is_the_same_batch(store: Store) -> None:
+def test_a_second_submission_with_the_same_key_returns_the_first_batch(store: Store) -> None:
     assert store.add_batch("one", JOBS, None, "key") == "one"
     assert store.add_batch("two", JOBS, None, "key") == "one"
     with pytest.raises(BatchNotFound):
         store.batch("two")
 
 
-def test_two_callers_with_one_key_at_once_make_one_batch(store: Store) -> None:
+def test_concurrent_submissions_with_the_same_key_create_one_batch(store: Store) -> None:
     got: list[str] = []
     threads = [
         threading.Thread(target=lambda i=i: got.append(store.add_batch(f"b{i}", JOBS, None, "key"))) for i in range(8)
@@ -81,7 +82,21 @@ def test_two_callers_with_one_key_at_once_make_one_batch(store: Store) -> None:
         assert db.execute(text("SELECT count(*) FROM jobs")).scalar() == 4
 
 
-def test_a_lease_is_given_once(store: Store) -> None:
+def test_jobs_that_are_claimed_ahead_are_not_counted_as_running(store: Store) -> None:
+    store.add_batch("b", [JobSpec(code="x")] * 30, None, None)
+    store.report(Member(name="two", slots=2))
+    store.report(Member(name="older"))
+    store.claim(10, "two", 60)
+    progress = store.progress("b")
+    assert (progress.running, progress.queued, progress.total) == (2, 28, 30)
+    store.claim(3, "older", 60)  # its version does not report its slots
+    store.claim(4, "silent", 60)
+    assert store.progress("b").running == 2 + 3 + 4
+    store.report(Member(name="silent", slots=8))
+    assert store.progress("b").running == 2 + 3 + 4
+
+
+def test_a_job_is_leased_to_one_worker_only(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
     first = store.claim(2, "w1", 60).leases
     assert [(lease.job_id, lease.attempt, lease.spec) for lease in first] == [
@@ -92,7 +107,7 @@ def test_a_lease_is_given_once(store: Store) -> None:
     assert store.claim(9, "w3", 60).leases == []
 
 
-def test_an_expired_lease_is_given_again_as_another_attempt(store: Store) -> None:
+def test_a_job_whose_lease_expired_is_leased_again_as_another_attempt(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
     store.claim(1, "dead", -1)
     assert store.expire(3) == 1
@@ -100,7 +115,7 @@ def test_an_expired_lease_is_given_again_as_another_attempt(store: Store) -> Non
     assert [(lease.job_id, lease.attempt) for lease in again] == [("b-000000", 2)]
 
 
-def test_a_job_whose_workers_fall_silent_is_given_up_in_the_end(store: Store) -> None:
+def test_a_job_ends_as_sandbox_error_after_its_last_lease_has_expired(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
     for _ in range(3):
         store.claim(1, "dead", -1)
@@ -110,7 +125,7 @@ def test_a_job_whose_workers_fall_silent_is_given_up_in_the_end(store: Store) ->
     assert store.claim(1, "w", 60).leases == []
 
 
-def test_renewal_tells_what_is_lost_and_what_is_cancelled(store: Store) -> None:
+def test_a_renewal_returns_the_lost_and_the_cancelled_jobs(store: Store) -> None:
     store.add_batch("b", JOBS[:3], None, None)
     store.claim(3, "w", 60)
     store.add_batch("c", JOBS[:2], None, None)
@@ -128,7 +143,7 @@ def test_a_job_that_was_finished_meanwhile_is_not_lost(store: Store) -> None:
     assert store.renew({"b-000000": 1}, "w", 60) == (set(), set())
 
 
-def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> None:
+def test_a_released_job_is_queued_again_and_keeps_its_failures(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
     untried, tried = store.claim(2, "w", 60).leases
     store.put_back([untried], "w")
@@ -140,7 +155,7 @@ def test_a_released_job_waits_again_and_remembers_what_failed(store: Store) -> N
     assert store.claim(1, "w", 60).leases[0].failures == ("the container is gone", "again")
 
 
-def test_a_worker_that_failed_with_a_job_leaves_it_to_another_for_a_while(store: Store) -> None:
+def test_a_worker_that_failed_with_a_job_leaves_it_to_other_workers_for_a_while(store: Store) -> None:
     store.add_batch("b", JOBS[:1], None, None)
     (lease,) = store.claim(1, "w1", 60).leases
     store.release(lease, "w1", "the container is gone", shun=60)
@@ -148,10 +163,10 @@ def test_a_worker_that_failed_with_a_job_leaves_it_to_another_for_a_while(store:
     (again,) = store.claim(1, "w2", 60).leases
     store.release(again, "w2", "here too", shun=0.01)
     time.sleep(0.05)
-    assert store.claim(1, "w2", 60).leases  # there is nobody else
+    assert store.claim(1, "w2", 60).leases  # no other worker has claimed it meanwhile
 
 
-def test_letters_are_kept(store: Store) -> None:
+def test_dead_letters_are_kept(store: Store) -> None:
     store.bury("w", "of another version", "{}")
     assert store.letters() == 1
 
@@ -165,7 +180,7 @@ def test_a_stale_release_changes_nothing(store: Store) -> None:
     assert store.state("b-000000") is State.RUNNING
 
 
-def test_batches_take_turns(store: Store) -> None:
+def test_a_new_batch_shares_the_slots_with_an_older_one(store: Store) -> None:
     store.add_batch("a", [JobSpec(code="x")] * 1000, None, None)
     store.claim(100, "w", 60)
     store.add_batch("b", [JobSpec(code="x")] * 10, None, None)
@@ -173,7 +188,7 @@ def test_batches_take_turns(store: Store) -> None:
     assert next_ones.count("b") == 10
 
 
-def test_a_priority_overtakes_many_but_starves_nobody(store: Store) -> None:
+def test_a_higher_priority_goes_first_and_does_not_starve_a_lower_one(store: Store) -> None:
     store.add_batch("low", [JobSpec(code="x", priority=Priority.LOW)], None, None)
     store.add_batch("normal", [JobSpec(code="x")] * 5, None, None)
     store.add_batch("high", [JobSpec(code="x", priority=Priority.HIGH)] * 5, None, None)
@@ -209,7 +224,7 @@ def test_the_first_result_wins_within_one_commit_too(store: Store) -> None:
     assert (stored.verdict, store.state("b-000000")) == (Verdict.PASSED, State.FINISHED)
 
 
-def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
+def test_a_result_is_read_exactly_as_it_was_stored(store: Store) -> None:
     spec = JobSpec(code="x", task_id=7, sample_id="s", labels={"model": "m", "n": 1}, cases=[Case("", "")])
     store.add_batch("b", [spec], None, None)
     (lease,) = store.claim(1, "w", 60).leases
@@ -224,9 +239,10 @@ def test_a_result_comes_back_as_it_went_in(store: Store) -> None:
     store.record([given])
     assert next(store.results(["b-000000"]), []) == [given]
     assert list(store.batch_results("b")) == [given]
+    assert Result.model_validate_json(given.model_dump_json()) == given
 
 
-def test_cancel_ends_the_waiting_jobs_and_no_late_result_replaces_that(store: Store) -> None:
+def test_cancelling_a_batch_ends_its_waiting_jobs_and_lets_the_running_one_finish(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
     (running,) = store.claim(1, "w", 60).leases
     assert store.cancel(batch_id="b") == 3
@@ -246,13 +262,13 @@ def test_a_cancelled_job_that_is_put_back_never_runs(store: Store) -> None:
     assert store.progress("b").verdicts == {Verdict.CANCELLED: 1}
 
 
-def test_the_migrations_give_the_tables_of_the_models(store: Store) -> None:
+def test_the_migrations_create_the_tables_of_the_models(store: Store) -> None:
     with store.database.read() as db:
         difference = compare_metadata(MigrationContext.configure(db), SQLModel.metadata)
     assert [change for change in difference if change[0] != "modify_type"] == []
 
 
-def test_a_schema_from_the_future_is_refused(tmp_path: Path) -> None:
+def test_a_database_with_a_newer_schema_is_rejected(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'x.db'}"
     database = Database(url)
     with database.write() as db:
@@ -272,6 +288,6 @@ def test_a_migration_may_take_longer_than_the_statements_of_workers(
         connection = config.attributes["connection"]
         found.extend(connection.scalar(text(f"SHOW {name}")) for name in ("statement_timeout", "lock_timeout"))
 
-    monkeypatch.setattr("schemas.database.command.upgrade", upgrade)
+    monkeypatch.setattr("evalpool.schemas.database.command.upgrade", upgrade)
     Database(postgres.url("patient").replace("postgresql://", "postgresql+psycopg://", 1)).close()
     assert found == ["0", "0"]

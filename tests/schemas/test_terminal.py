@@ -3,7 +3,7 @@ import unicodedata
 
 import pytest
 
-from schemas.terminal import escaped, plain
+from evalpool.schemas.terminal import escaped, plain
 
 HARMLESS = "größer 日本語 😀 «a» \u00a0\u3000 \ue000"
 OBEYED = [

@@ -5,9 +5,9 @@ import random
 import pytest
 from sqlalchemy import text
 
-from schemas import Case, CaseResult, JobSpec, Verdict, reader
-from schemas.packing import LONG, MARK, pack, unpack
-from schemas.store import Store
+from evalpool.schemas import Case, CaseResult, JobSpec, Verdict, views
+from evalpool.schemas.packing import LONG, MARK, pack, unpack
+from evalpool.schemas.store import Store
 from tests.schemas.test_store import result
 
 NOISE = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789é", k=3 * LONG))
@@ -16,7 +16,7 @@ NOISE = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789é
 @pytest.mark.parametrize(
     "given", ["", "short", "x" * LONG, "é\n" * LONG, NOISE, MARK, MARK + "x" * LONG, MARK + "AAAA", "\x01"]
 )
-def test_a_text_comes_back_as_it_went_in(store: Store, given: str) -> None:
+def test_a_text_is_read_exactly_as_it_was_stored(store: Store, given: str) -> None:
     store.add_batch("b", [JobSpec(code="x")], None, None)
     (lease,) = store.claim(1, "w", 60).leases
     store.record([result(lease, stdout=given, stderr=given)])
@@ -28,6 +28,14 @@ def test_a_long_text_is_compressed_and_a_short_one_is_stored_as_it_is() -> None:
     assert len(pack("the same line\n" * 10_000)) < 5000
     assert pack("a short line") == "a short line"
     assert unpack(f"{MARK}text of an older version") == f"{MARK}text of an older version"
+
+
+def test_the_database_holds_long_outputs_compressed(store: Store) -> None:
+    store.add_batch("b", [JobSpec(code="x")] * 2, None, None)
+    store.record([result(lease, stdout="the same line\n" * 10_000) for lease in store.claim(2, "w", 60).leases])
+    with store.database.read() as db:
+        stored = db.scalars(text("SELECT stdout FROM results")).all()
+    assert [each.startswith(MARK) and len(each) < 5000 for each in stored] == [True, True]
 
 
 def test_the_output_of_the_decisive_case_is_stored_once(store: Store) -> None:
@@ -42,7 +50,7 @@ def test_the_output_of_the_decisive_case_is_stored_once(store: Store) -> None:
 
 
 def test_large_results_are_read_a_few_at_a_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "AT_ONCE", 250)
+    monkeypatch.setattr(views, "AT_ONCE", 250)
     store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
     leases = store.claim(9, "w", 60).leases
     sizes = [100, 100, 100, 1000, 10, 10]

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from worker.tools.notebook import source
+from evalpool.worker.tools.notebook import source
 
 SOURCE = source()
 PATIENCE = 60.0
@@ -56,7 +56,7 @@ class Figure:
 
 @dataclass
 class Seen:
-    """What came of one cell."""
+    """The messages and outputs of one cell."""
 
     stdout: str = ""
     stderr: str = ""
@@ -65,12 +65,12 @@ class Seen:
 
     @property
     def plain(self) -> str | None:
-        """Its result, as text."""
+        """The result as text."""
         return self.done["result"] and self.done["result"]["text/plain"]
 
     @property
     def error(self) -> str | None:
-        """The name of what it ended with."""
+        """The name of the error that ended the cell."""
         return self.done["error"] and self.done["error"]["name"]
 
     @property
@@ -117,20 +117,20 @@ class Notebook:
                 self.changed.notify_all()
 
     def hear(self) -> dict[str, Any]:
-        """The next message."""
+        """Return the next message."""
         message = self.messages.get(timeout=PATIENCE)
         assert message is not None, f"the kernel is gone: {self.output['stderr'].decode()}"
         return message
 
     def until(self, name: str, text: bytes) -> bytes:
-        """What came on this stream before that text."""
+        """Return what came on this stream before this text."""
         with self.changed:
             assert self.changed.wait_for(lambda: text in self.output[name], PATIENCE), self.output[name][-1000:]
             before, _, self.output[name] = self.output[name].partition(text)
         return before
 
     def ask(self, code: str, **more: Any) -> str:
-        """Send a cell; its barrier."""
+        """Send a cell, and return its barrier."""
         self.number += 1
         barrier = secrets.token_hex(12)
         assert self.process.stdin is not None
@@ -140,7 +140,7 @@ class Notebook:
         return barrier
 
     def answer(self, barrier: str) -> Seen:
-        """What came of it."""
+        """Wait for the end of a cell, and return what came of it."""
         seen = Seen()
         while not seen.done:
             message = self.hear()
@@ -157,11 +157,11 @@ class Notebook:
         return seen
 
     def cell(self, code: str, **more: Any) -> Seen:
-        """Run it to its end."""
+        """Run a cell to its end."""
         return self.answer(self.ask(code, **more))
 
     def close(self) -> None:
-        """End it, if it has not ended."""
+        """End the kernel, if it has not ended."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.kill()
@@ -187,7 +187,7 @@ def b64(data: bytes) -> str:
 # ------------------------------------------------------------------------------------------------------- the protocol
 
 
-def test_it_says_that_it_is_ready_and_ends_with_its_input(notebook: Notebook) -> None:
+def test_the_kernel_sends_ready_and_ends_with_its_input(notebook: Notebook) -> None:
     assert notebook.ready == {"ready": True, "python": "{}.{}.{}".format(*sys.version_info)}
     notebook.cell("import threading, time; threading.Thread(target=time.sleep, args=[999]).start()")
     assert notebook.process.stdin is not None
@@ -196,7 +196,7 @@ def test_it_says_that_it_is_ready_and_ends_with_its_input(notebook: Notebook) ->
     assert notebook.messages.get(timeout=PATIENCE) is None
 
 
-def test_a_cell_gives_its_output_its_result_and_the_time_it_took(notebook: Notebook) -> None:
+def test_a_cell_returns_its_output_its_result_and_its_run_time(notebook: Notebook) -> None:
     seen = notebook.cell("import sys, time\ntime.sleep(0.2)\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
     assert (seen.stdout, seen.stderr, seen.displays) == ("out\n", "err\n", [])
     assert seen.done["result"] == {"text/plain": "42"}
@@ -221,7 +221,7 @@ def test_everything_a_cell_printed_comes_before_its_barrier(notebook: Notebook) 
         assert seen.stderr == "c\ne"
 
 
-def test_cells_have_no_input_and_neither_they_nor_their_children_have_the_wire(notebook: Notebook) -> None:
+def test_cells_have_no_input_and_cannot_reach_the_kernels_own_channel(notebook: Notebook) -> None:
     seen = notebook.cell("input('? ')")
     assert (seen.error, seen.stdout) == ("EOFError", "? ")
     assert notebook.cell("import subprocess; subprocess.run(['cat'], capture_output=True).stdout").plain == "b''"
@@ -234,14 +234,14 @@ def test_cells_have_no_input_and_neither_they_nor_their_children_have_the_wire(n
     assert seen.error == "OSError"
 
 
-def test_what_is_not_to_be_displayed_is_not(notebook: Notebook) -> None:
+def test_nothing_is_displayed_if_the_request_says_so(notebook: Notebook) -> None:
     seen = notebook.cell("print('out'); display(1); 2", display=False)
     assert (seen.stdout, seen.displays, seen.done["result"]) == ("out\n", [], None)
     assert notebook.cell("1 / 0", display=False).error == "ZeroDivisionError"
     assert notebook.cell("display(3); 4", display=True).displays == [{"text/plain": "3"}]
 
 
-def test_a_killed_kernel_is_just_gone(notebook: Notebook) -> None:
+def test_a_kernel_that_kills_itself_sends_no_more_messages(notebook: Notebook) -> None:
     notebook.ask("import os; os.kill(os.getpid(), 9)")
     assert notebook.messages.get(timeout=PATIENCE) is None
     assert notebook.process.wait(PATIENCE) == -9
@@ -250,7 +250,7 @@ def test_a_killed_kernel_is_just_gone(notebook: Notebook) -> None:
 # -------------------------------------------------------------------------------------------------- running as Jupyter
 
 
-def test_state_stays_and_is_that_of_the_main_module(notebook: Notebook) -> None:
+def test_cells_share_the_state_of_the_main_module(notebook: Notebook) -> None:
     notebook.cell("import pickle, sys\nfrom dataclasses import dataclass\n@dataclass\nclass Point:\n    x: 'int' = 1")
     assert notebook.cell("pickle.loads(pickle.dumps(Point(5))).x").plain == "5"
     assert notebook.cell("__name__, Point.__module__, sys.modules['__main__'].Point is Point").plain == (
@@ -292,14 +292,14 @@ def test_the_last_expression_is_the_result_unless_a_semicolon_follows(
     assert seen.plain == result
 
 
-def test_the_last_result_has_a_name(notebook: Notebook) -> None:
+def test_the_last_result_is_named_underscore(notebook: Notebook) -> None:
     notebook.cell("20")
     notebook.cell("30;")
     notebook.cell("None")
     assert notebook.cell("_ + 1").plain == "21"
 
 
-def test_annotations_stay_postponed_once_they_are(notebook: Notebook) -> None:
+def test_a_future_import_holds_for_later_cells(notebook: Notebook) -> None:
     assert notebook.cell("def f(x: nothing): pass").error == "NameError"
     notebook.cell("from __future__ import annotations")
     assert notebook.cell("def f(x: nothing): pass\nf.__annotations__").plain == "{'x': 'nothing'}"
@@ -383,7 +383,9 @@ def test_a_syntax_error_is_an_error_of_the_cell(notebook: Notebook, code: str) -
         ("assert False, '\\ud800'", "AssertionError", "\\ud800"),
     ],
 )
-def test_whatever_is_raised_is_an_error_and_not_the_end(notebook: Notebook, code: str, name: str, value: str) -> None:
+def test_any_exception_is_an_error_of_the_cell_and_the_kernel_goes_on(
+    notebook: Notebook, code: str, name: str, value: str
+) -> None:
     seen = notebook.cell("state = 1")
     seen = notebook.cell(code)
     assert (seen.error, seen.done["error"]["value"]) == (name, value)
@@ -393,7 +395,7 @@ def test_whatever_is_raised_is_an_error_and_not_the_end(notebook: Notebook, code
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no groups of exceptions")
-def test_the_members_of_a_group_are_shown_without_the_kernel(notebook: Notebook) -> None:
+def test_tracebacks_of_an_exception_group_show_nothing_of_the_kernel(notebook: Notebook) -> None:
     code = (
         "class Bad:\n    def __repr__(self): raise KeyError(5)\ntry:\n    display(Bad())\n"
         "except KeyError as e:\n    raise ExceptionGroup('both', [e, ValueError(6)])"
@@ -435,7 +437,7 @@ RICHES = {
 }
 
 
-def test_a_result_is_given_in_all_the_forms_that_its_class_has(notebook: Notebook) -> None:
+def test_a_result_comes_in_every_form_that_its_class_offers(notebook: Notebook) -> None:
     notebook.cell(RICH)
     assert notebook.cell("Rich()").done["result"] == RICHES
     assert notebook.cell("Rich").done["result"] == {"text/plain": "<class '__main__.Rich'>"}
@@ -444,7 +446,7 @@ def test_a_result_is_given_in_all_the_forms_that_its_class_has(notebook: Noteboo
     assert notebook.cell("Anything()").done["result"] == {"text/plain": "anything"}
 
 
-def test_displays_come_in_order_before_the_end(notebook: Notebook) -> None:
+def test_displays_come_in_order_and_before_the_end_of_the_cell(notebook: Notebook) -> None:
     notebook.cell(RICH)
     seen = notebook.cell("for n in range(3): display(n)\ndisplay(Rich(), 'x')\ndisplay()\n5")
     assert seen.displays == [{"text/plain": text} for text in "012"] + [RICHES, {"text/plain": "'x'"}]
@@ -485,7 +487,7 @@ def test_texts_are_cut_at_a_mebibyte(notebook: Notebook) -> None:
     assert len(notebook.cell(html).displays[0]["text/html"]) < mebi + 100
 
 
-def test_a_message_that_is_too_large_says_so_instead(notebook: Notebook) -> None:
+def test_a_message_that_is_too_large_is_replaced_by_a_note(notebook: Notebook) -> None:
     notebook.cell("class Image:\n    size = 13_000_000\n    def _repr_png_(self): return bytes(self.size)")
     seen = notebook.cell("display(Image())\nImage()")
     assert seen.displays == [seen.done["result"]]
@@ -499,7 +501,7 @@ def test_a_message_that_is_too_large_says_so_instead(notebook: Notebook) -> None
 
 @pytest.fixture
 def plots(notebook: Notebook, tmp_path: Path) -> Notebook:
-    """With something that looks like matplotlib to import."""
+    """A kernel in which a module that looks like matplotlib can be imported."""
     package = tmp_path / "matplotlib"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -521,7 +523,7 @@ def test_open_figures_are_shown_at_the_end_of_the_cell_and_closed(plots: Noteboo
     assert plots.cell("1").displays == [plot(1)]
 
 
-def test_show_shows_them_at_that_moment(plots: Notebook) -> None:
+def test_show_displays_the_open_figures_at_once(plots: Notebook) -> None:
     code = (
         "from matplotlib.pyplot import figure, show\nfigure()\nshow()\ndisplay('between')\nfigure()\nshow(block=True)"
     )
@@ -535,14 +537,14 @@ def test_a_figure_can_be_displayed_like_anything_else(plots: Notebook) -> None:
     assert plots.cell("Figure(6)").done["result"] == plot(6)
 
 
-def test_a_figure_that_cannot_be_drawn_is_an_error_once(plots: Notebook) -> None:
+def test_a_figure_that_cannot_be_drawn_is_an_error_of_one_cell_only(plots: Notebook) -> None:
     seen = plots.cell("import matplotlib.pyplot as plt\nplt.open_[9] = plt.figure(); plt.open_[9].number = 9;")
     assert (seen.error, seen.done["error"]["value"]) == ("ValueError", "cannot be drawn")
     seen = plots.cell("plt.get_fignums()")
     assert (seen.error, seen.plain) == (None, "[]")
 
 
-def test_plots_work_for_a_module_that_was_put_there(notebook: Notebook) -> None:
+def test_plots_work_with_a_pyplot_module_that_a_cell_provides(notebook: Notebook) -> None:
     code = (
         "import sys, types\n"
         "figure, plt = types.ModuleType('matplotlib.figure'), types.ModuleType('matplotlib.pyplot')\n"
@@ -555,7 +557,7 @@ def test_plots_work_for_a_module_that_was_put_there(notebook: Notebook) -> None:
     assert notebook.cell("del sys.modules['matplotlib.pyplot']\nclosed").plain == "['all']"
 
 
-def test_plots_are_for_files_unless_the_environment_says_otherwise(notebook: Notebook) -> None:
+def test_the_matplotlib_backend_is_agg_unless_the_environment_names_another(notebook: Notebook) -> None:
     assert notebook.cell("import os; os.environ['MPLBACKEND']").plain == "'Agg'"
 
 
@@ -638,7 +640,7 @@ def test_no_message_is_lost_or_broken_by_interrupts(notebook: Notebook) -> None:
     assert notebook.cell("'after'").plain == "'after'"
 
 
-def test_a_cells_own_handler_is_for_that_cell(notebook: Notebook) -> None:
+def test_a_signal_handler_of_a_cell_holds_for_that_cell_only(notebook: Notebook) -> None:
     code = "import signal\ndef mine(*_): raise OSError('mine')\nsignal.signal(signal.SIGINT, mine)\nprint('begun')\n"
     barrier = notebook.ask(code + "while True: display('x' * 100_000)")
     notebook.until("stdout", b"begun\n")
@@ -695,13 +697,13 @@ def test_after_a_mistake_the_next_cell_works(notebook: Notebook, mistake: str) -
     assert notebook.messages.empty()
 
 
-def test_the_barrier_comes_even_where_the_descriptors_are_elsewhere(notebook: Notebook, tmp_path: Path) -> None:
+def test_the_barrier_comes_even_if_the_cell_redirects_its_descriptors(notebook: Notebook, tmp_path: Path) -> None:
     seen = notebook.cell("import os; os.dup2(os.open('log', os.O_CREAT | os.O_WRONLY), 1); print('logged')")
     assert seen.stdout == ""
     assert (tmp_path / "log").read_text() == "logged\n"
 
 
-def test_what_a_cell_put_in_place_of_a_stream_stays(notebook: Notebook) -> None:
+def test_a_stream_that_a_cell_has_replaced_stays(notebook: Notebook) -> None:
     notebook.cell("import io, sys; sys.stdout = kept = io.StringIO()")
     assert notebook.cell("print('kept')").stdout == ""
     assert notebook.cell("kept.getvalue()").plain == repr("kept\n")
@@ -724,7 +726,7 @@ def test_threads_may_go_on_but_show_nothing_between_cells(notebook: Notebook) ->
     assert notebook.cell("2").displays == []
 
 
-def test_a_forked_child_ends_with_the_cell_and_says_nothing(notebook: Notebook) -> None:
+def test_a_forked_child_ends_with_the_cell_and_sends_no_message(notebook: Notebook) -> None:
     seen = notebook.cell(
         "import os\npid = os.fork()\nif not pid: print('child'); display('child')\nelse: os.waitpid(pid, 0)"
     )
@@ -739,7 +741,7 @@ def test_a_forked_child_ends_with_the_cell_and_says_nothing(notebook: Notebook) 
     assert notebook.messages.empty()
 
 
-def test_much_output_passes(notebook: Notebook) -> None:
+def test_large_outputs_arrive_complete(notebook: Notebook) -> None:
     seen = notebook.cell("for n in range(20_000): print(n, 'x' * 100)\nfor n in range(500): display(n)")
     assert seen.stdout.count("\n") == 20_000
     assert len(seen.displays) == 500
@@ -769,7 +771,7 @@ def test_the_cells_of_a_text_are_run_and_their_results_shown_as_text(tmp_path: P
     assert ended.stdout == "printed given ['main.py', 'one']\nResult: 6\n'shown'\n5\nlastResult: 'a\\nb'\n"
 
 
-def test_images_are_told_by_their_size(tmp_path: Path) -> None:
+def test_images_are_shown_as_their_type_and_size(tmp_path: Path) -> None:
     ended = batch(
         tmp_path,
         "class Image:\n    def _repr_png_(self): return b'12345'\n    def __repr__(self): return 'image'\n"
@@ -795,7 +797,7 @@ def test_the_first_error_ends_a_batch(tmp_path: Path, wrong: str, line: str) -> 
     assert ended.stderr.splitlines()[-1] == line
 
 
-def test_a_notebook_is_run_by_its_code_cells(tmp_path: Path) -> None:
+def test_the_code_cells_of_a_notebook_file_are_run(tmp_path: Path) -> None:
     cells = [
         {"cell_type": "markdown", "source": ["# A title\n"]},
         {"cell_type": "code", "source": ["x = 1\n", "# %%\n", "x"], "outputs": []},
@@ -820,7 +822,7 @@ def test_a_batch_has_plots_and_an_event_loop(tmp_path: Path) -> None:
     assert batch(tmp_path, text).stdout == "[image/png, 5 bytes]\n[image/png, 5 bytes]\nResult: 7\n"
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SOURCE, "nowhere.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 1
@@ -839,12 +841,14 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         ("text = '''\n!echo no\n'''\nprint(len(text))", "10\n"),
     ],
 )
-def test_marks_of_notebooks_are_understood(notebook: Notebook, code: str, printed: str) -> None:
+def test_shell_lines_and_magics_of_notebooks_are_understood(notebook: Notebook, code: str, printed: str) -> None:
     seen = notebook.cell(code)
     assert (seen.done["error"], seen.stdout) == (None, printed)
 
 
-def test_unknown_marks_are_syntax_errors_and_display_is_importable(notebook: Notebook) -> None:
-    assert notebook.cell("%nonsense").done["error"]["name"] == "SyntaxError"
+def test_unknown_magics_are_syntax_errors_and_display_can_be_imported(notebook: Notebook) -> None:
+    for unknown in ("%nonsense", "%pip install x", "%sh ls", "%%time\n1 + 1", "%%writefile f\nx"):
+        error = notebook.cell(unknown).done["error"]
+        assert (error["name"], unknown.split()[0] in error["value"]) == ("SyntaxError", True), unknown
     seen = notebook.cell("from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")
     assert seen.displays == [{"text/html": "<b>x</b>", "text/plain": "<HTML>"}]

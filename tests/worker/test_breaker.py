@@ -1,11 +1,11 @@
-"""The circuit breaker: open while a thing is away, closed by itself when it is back."""
+"""The circuit breaker: open while a service is away, closed by itself when the service is back."""
 
 import asyncio
 
 import pytest
 
-from worker import breaker as module
-from worker.breaker import Breaker
+from evalpool.worker import breaker as module
+from evalpool.worker.breaker import Breaker
 
 
 @pytest.fixture(autouse=True)
@@ -13,7 +13,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
 
 
-async def test_it_waits_until_the_probe_succeeds_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_open_breaker_logs_why_and_closes_when_the_probe_succeeds(caplog: pytest.LogCaptureFixture) -> None:
     answers = iter([OSError("first"), OSError("second"), None])
 
     async def probe() -> None:
@@ -32,7 +32,7 @@ async def test_it_waits_until_the_probe_succeeds_and_says_why(caplog: pytest.Log
     assert [record.action for record in caplog.records] == ["breaker_open", "breaker_closed"]  # type: ignore[attr-defined]
 
 
-async def test_whoever_waits_is_let_go_at_the_end() -> None:
+async def test_waiters_are_released_when_the_breaker_is_closed() -> None:
     async def never() -> None:
         raise OSError
 

@@ -1,4 +1,4 @@
-"""One job on a fake sandbox: functions that are called, checkers, and programs that others kept from running."""
+"""The evaluation of one job in a fake sandbox: functions, checkers, compilers, and programs that get a second run."""
 
 import asyncio
 import json
@@ -9,56 +9,66 @@ from typing import Any
 
 import pytest
 
-from schemas import Case, JobSpec, Limits, Settings, Verdict
-from schemas.errors import CheckerFailed, SandboxLost, SetupError
-from schemas.job import LANGUAGES as NAMES
-from schemas.job import SPELLINGS
-from schemas.lease import Lease
-from worker.artifacts import Artifacts
-from worker.evaluation import evaluate
-from worker.pool import Pool
-from worker.sandbox.base import Outcome, Program, Shape
-from worker.sandbox.fake import FakeSandbox
-from worker.tools import code
-from worker.tools.languages import LANGUAGES, SCANNED, Language, classes
+from evalpool.schemas import Case, JobSpec, Limits, Settings, Verdict
+from evalpool.schemas.errors import CheckerFailed, SandboxKilled, SandboxLost, SetupError
+from evalpool.schemas.job import LANGUAGES as NAMES
+from evalpool.schemas.job import SPELLINGS
+from evalpool.schemas.lease import Lease
+from evalpool.worker import pool as pools
+from evalpool.worker.artifacts import Artifacts
+from evalpool.worker.evaluation import evaluate
+from evalpool.worker.pool import ALONE_RUNS, BATCHES, Pool
+from evalpool.worker.sandbox.base import End, Note, Outcome, Program, Shape
+from evalpool.worker.sandbox.fake import FakeBox
+from evalpool.worker.tools import code
+from evalpool.worker.tools.languages import LANGUAGES, SCANNED, Language, classes
 
 
-class Watched(FakeSandbox):
+class Watched(FakeBox):
     """Notes what runs. It can pretend that the machine was busy, or that the sandbox was paused at the wall limit."""
 
     programs: list[Program] = []  # noqa: RUF012 - one list for all, on purpose
     busy: list[float] = []  # noqa: RUF012
     pauses: list[float] = []  # noqa: RUF012 - of the next runs, in seconds
+    losses: list[SandboxLost] = []  # noqa: RUF012 - of the next runs
+    seen: list[int] = []  # noqa: RUF012 - how often each sandbox has been used by then
+    together: list[int] = []  # noqa: RUF012 - how many ran at each start
     at_once = most = 0
 
     async def run(self, program: Program) -> Outcome:
         Watched.programs.append(program)
+        Watched.seen.append(self.uses + 1)
         Watched.at_once += 1
         Watched.most = max(Watched.most, Watched.at_once)
+        Watched.together.append(Watched.at_once)
+        if Watched.losses:
+            Watched.at_once -= 1
+            raise Watched.losses.pop(0)
         try:
             outcome = await super().run(program)
         finally:
             Watched.at_once -= 1
         if Watched.pauses and (paused := Watched.pauses.pop(0)):
-            return replace(outcome, ended="wall", exit_code=None, signal=9, paused_seconds=paused)
-        starved = outcome.ended == "wall" and Watched.busy
+            return replace(outcome, ended=End.WALL, exit_code=None, signal=9, paused_seconds=paused)
+        starved = outcome.ended is End.WALL and Watched.busy
         return replace(outcome, delay_seconds=Watched.busy.pop(0)) if starved else outcome
 
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:
     Watched.programs, Watched.busy, Watched.pauses, Watched.most = [], [], [], 0
+    Watched.seen, Watched.together, Watched.losses = [], [], []
 
 
-async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
-    """The results of these jobs, side by side."""
+async def run(*specs: JobSpec, slots: int = 2, spare: int = 1) -> Sequence[Any]:
+    """Return the results of these jobs, which run side by side."""
 
-    async def make(shape: Shape) -> FakeSandbox:
+    async def make(shape: Shape) -> FakeBox:
         sandbox = Watched(shape)
         await sandbox.start()
         return sandbox
 
-    pool, artifacts = Pool(make, slots, 100), Artifacts()
+    pool, artifacts = Pool(make, slots, 100, spare=spare), Artifacts()
     leases = [
         Lease(job_id=f"b-{n:06}", batch_id="b", spec=spec, attempt=1, created_at=0, started_at=0)
         for n, spec in enumerate(specs)
@@ -67,6 +77,14 @@ async def run(*specs: JobSpec, slots: int = 2) -> Sequence[Any]:
         return await asyncio.gather(*(evaluate(lease, pool, artifacts, Settings()) for lease in leases))
     finally:
         await pool.close()
+
+
+async def test_an_attempt_ends_after_a_few_lost_sandboxes_however_they_were_lost() -> None:
+    killed, lost = SandboxKilled("it ended by itself"), SandboxLost("the engine is away")
+    Watched.losses = [killed, killed, *[lost] * 10]
+    with pytest.raises(SandboxLost, match="away"):
+        await run(JobSpec(code="print(1)"))
+    assert len(Watched.losses) == 9
 
 
 async def test_a_job_above_the_workers_ceiling_ends_at_once_and_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,18 +107,36 @@ async def test_a_function_is_called_and_what_it_prints_is_not_its_answer() -> No
     assert "noise" in result.cases[0].stderr
 
 
-async def test_a_method_of_solution_gets_its_arguments_back_as_they_were() -> None:
+async def test_a_method_of_solution_gets_dictionaries_with_integer_keys() -> None:
     code = "class Solution:\n    def f(self, table, keep):\n        return sorted(table), list(keep)\n"
     case = Case(json.dumps([{"1": 2, "-3": 4}, {"a": 1}]), '[[-3, 1], ["a"]]', comparator="json:unwrap")
     (result,) = await run(JobSpec(code=code, entry_point="f", cases=[case]))
     assert result.passed, result.stderr
 
 
-async def test_an_answer_that_is_the_only_element_of_the_expected_one_may_be_enough() -> None:
+async def test_json_unwrap_accepts_the_only_element_of_the_expected_answer() -> None:
     code = "def f(): return 7"
     cases = [Case("[]", "[7]", comparator=comparator) for comparator in ("json:unwrap", "json")]
     (result,) = await run(JobSpec(code=code, entry_point="f", cases=cases, stop_early=False))
     assert [case.verdict for case in result.cases] == [Verdict.PASSED, Verdict.WRONG_ANSWER]
+
+
+async def test_syntax_is_checked_once_for_all_cases_and_only_after_a_failure() -> None:
+    cases = [Case("", "")] * 3
+
+    def shell(script: str) -> JobSpec:
+        return JobSpec(code=script, tool="shell_executor", cases=cases, stop_early=False)
+
+    for script, verdict, runs in (
+        ("true", Verdict.PASSED, 3),
+        ("echo wrong", Verdict.WRONG_ANSWER, 3),
+        ("echo if > main.sh; exit 3", Verdict.RUNTIME_ERROR, 4),
+        ("echo; if", Verdict.COMPILE_ERROR, 2),
+    ):
+        Watched.programs = []
+        (result,) = await run(shell(script))
+        assert (result.verdict, len(Watched.programs)) == (verdict, runs), (script, result.detail)
+    assert "syntax error" in result.detail
 
 
 CHECKER = """
@@ -111,7 +147,7 @@ sys.exit(0 if sorted(output.split()) == sorted(answer.split()) else 1)
 """
 
 
-async def test_a_checker_of_the_jobs_own_decides_where_the_program_never_was() -> None:
+async def test_the_checker_of_a_job_decides_in_a_sandbox_without_the_program() -> None:
     jobs = [
         JobSpec(code=f"print({text!r}, end='')", cases=[Case("", "1 2", comparator="checker")], checker=CHECKER)
         for text in ("2 1", "2 2")
@@ -123,36 +159,61 @@ async def test_a_checker_of_the_jobs_own_decides_where_the_program_never_was() -
     assert {program.code for program in judged} == {CHECKER.encode()}
 
 
-async def test_a_checker_that_breaks_is_nobodys_wrong_answer() -> None:
+async def test_the_checker_of_a_fresh_job_runs_in_a_sandbox_that_has_never_run_anything() -> None:
+    cases, code, own = [Case("", "1 2", comparator="checker")] * 3, "print('2 1', end='')", CHECKER + "# its own"
+    fresh = JobSpec(code=code, cases=cases, checker=own, isolation="fresh")
+    results = await run(*[JobSpec(code=code, cases=cases, checker=CHECKER)] * 2, fresh, slots=1, spare=3)
+    assert all(result.passed for result in results)
+    uses = [uses for program, uses in zip(Watched.programs, Watched.seen, strict=True) if program.code == own.encode()]
+    assert uses == [1, 1, 1]
+
+
+async def test_the_words_of_a_checker_are_one_line_that_controls_no_terminal() -> None:
+    hostile = "no\n12:00:00 INFO forged\r\x1b[2J\u202e\ue000 \x9b1m" + "x" * 1000
+    checker = f"import sys\nsys.stderr.write({hostile!r})\nsys.exit(int(sys.argv[1] != 'input') or CODE)"
+    spec = JobSpec(code="", cases=[Case("", "", comparator="checker")], checker=checker.replace("CODE", "1"))
+    (result,) = await run(spec)
+    assert result.verdict is Verdict.WRONG_ANSWER
+    assert "no 12:00:00 INFO forged" in result.detail
+    for said in (result.detail, result.cases[0].detail):
+        assert said.isprintable()
+        assert len(said) < 500
+    with pytest.raises(CheckerFailed) as failed:
+        await run(spec.model_copy(update={"checker": checker.replace("CODE", "7")}))
+    assert str(failed.value).isprintable()
+
+
+async def test_a_checker_that_always_fails_is_not_a_wrong_answer() -> None:
     spec = JobSpec(code="print('break', end='')", cases=[Case("", "break", comparator="checker")], checker=CHECKER)
     with pytest.raises(CheckerFailed, match="checker_failed"):
         await run(spec)
 
 
-async def test_an_output_that_breaks_the_checker_is_the_programs_own_fault() -> None:
+async def test_an_output_that_only_makes_the_checker_fail_is_a_wrong_answer() -> None:
     spec = JobSpec(code="print('break', end='')", cases=[Case("", "1", comparator="checker")], checker=CHECKER)
     (result,) = await run(spec)
     assert result.verdict is Verdict.WRONG_ANSWER
     assert "not on the expected one" in result.detail
 
 
-SLEEPER = "import time; time.sleep(0.6)"
+SLEEPER = "import time; time.sleep(3)"
+BRIEF = Limits(cpu_seconds=1, wall_seconds=2)
+"""So low that the sleeper always reaches the limit, and so high that its second run, with patience, never does."""
 
 
-async def test_a_program_that_others_kept_from_running_is_run_again_alone() -> None:
-    Watched.busy = [0.2]
-    tight = Limits(cpu_seconds=1, wall_seconds=0.3)
+async def test_a_program_that_was_starved_of_cpu_is_run_again_alone() -> None:
+    Watched.busy = [1.0]
     starved, *others = await run(
-        JobSpec(code=SLEEPER, limits=tight), *[JobSpec(code="import time; time.sleep(0.1)")] * 6
+        JobSpec(code=SLEEPER, limits=BRIEF), *[JobSpec(code="import time; time.sleep(0.1)")] * 6
     )
     assert starved.passed
     assert starved.metrics.rerun
     assert all(result.passed and not result.metrics.rerun for result in others)
-    assert [program.patience for program in Watched.programs if program.patience] == [1.2]  # its second run
+    assert [program.patience for program in Watched.programs if program.patience] == [8]  # its second run
 
 
-async def test_a_program_that_only_waits_is_not_given_a_second_chance() -> None:
-    (result,) = await run(JobSpec(code=SLEEPER, limits=Limits(cpu_seconds=1, wall_seconds=0.3)))
+async def test_a_program_that_only_sleeps_is_not_run_again() -> None:
+    (result,) = await run(JobSpec(code=SLEEPER, limits=BRIEF))
     assert result.verdict is Verdict.TIME_LIMIT
     assert not result.metrics.rerun
     assert len(Watched.programs) == 1
@@ -203,9 +264,9 @@ async def test_the_search_for_a_compiler_is_repeated_if_its_sandbox_was_paused(t
     assert result.passed, result.detail
 
 
-async def test_alone_means_that_nothing_else_is_lent() -> None:
-    async def make(shape: Shape) -> FakeSandbox:
-        sandbox = FakeSandbox(shape)
+async def test_no_other_sandbox_is_lent_while_a_job_runs_alone() -> None:
+    async def make(shape: Shape) -> FakeBox:
+        sandbox = FakeBox(shape)
         await sandbox.start()
         return sandbox
 
@@ -214,7 +275,7 @@ async def test_alone_means_that_nothing_else_is_lent() -> None:
 
     async def use(*, alone: bool) -> None:
         nonlocal inside
-        async with pool.lend(shape, alone=alone):
+        async with pool.lend(shape, alone="batch" if alone else None):
             inside += 1
             assert not alone or inside == 1
             await asyncio.sleep(0.01)
@@ -225,9 +286,40 @@ async def test_alone_means_that_nothing_else_is_lent() -> None:
     await pool.close()
 
 
+async def test_slots_stand_idle_for_one_batch_only_a_few_times() -> None:
+    async def make(shape: Shape) -> FakeBox:
+        sandbox = FakeBox(shape)
+        await sandbox.start()
+        return sandbox
+
+    pool, shape = Pool(make, 2, 100), Shape("x", 1, 1, 1)
+
+    async def room_beside(batch: str) -> bool:
+        """Whether the other slot is free for somebody else while a job of this batch is to run alone."""
+        async with pool.lend(shape, alone=batch):
+            return not pool._slots.locked()
+
+    seen = [await room_beside("starved") for _ in range(ALONE_RUNS + 3)]
+    assert seen == [False] * ALONE_RUNS + [True] * 3
+    assert not await room_beside("another")
+    for n in range(2 * BATCHES):
+        await room_beside(f"batch {n}")
+    assert len(pool._stood) == BATCHES
+    await pool.close()
+
+
+async def test_a_batch_of_starved_programs_stops_its_worker_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "ALONE_RUNS", 2)
+    Watched.busy = [1.0] * 6
+    results = await run(*[JobSpec(code=SLEEPER, limits=BRIEF)] * 6, slots=6)
+    assert all(result.passed and result.metrics.rerun for result in results)  # the others, too, are run again
+    again = [program.patience for program in Watched.programs].index(8)
+    assert max(Watched.together[again:]) > 1
+
+
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A language whose compiler is `sh`: it refuses what is no valid script."""
+    """A language whose compiler is `sh`, which refuses scripts that are not valid."""
     build = "sh -n main.x && { echo '#!/bin/sh'; cat main.x; } > main && chmod +x main"
     monkeypatch.setitem(LANGUAGES, "lua", Language("main.x", ("./main",), build, compiler="sh"))
     return "lua"
@@ -267,14 +359,14 @@ async def test_an_image_without_the_compiler_is_not_the_programs_fault(monkeypat
             await run(compiled_job(language, ""))
 
 
-async def test_the_same_source_is_not_compiled_again_and_another_one_is(toy: str) -> None:
+async def test_the_same_source_is_compiled_once(toy: str) -> None:
     same = [compiled_job(toy, "echo 1\n", args=(str(n),)) for n in range(3)]
     results = await run(*same, compiled_job(toy, "echo 2\n"), compiled_job(toy, "echo 1\n", files={"x": "y"}))
     assert all(result.passed for result in results)
     assert compilations() == 3
 
 
-async def test_a_compiler_that_refuses_has_its_words_in_the_result(toy: str) -> None:
+async def test_the_message_of_a_compiler_is_in_the_result(toy: str) -> None:
     refused = compiled_job(toy, "if then error\n", cases=3)
     first, second = await run(refused, refused)
     assert (first.verdict, first.cases) == (Verdict.COMPILE_ERROR, ())
@@ -283,10 +375,10 @@ async def test_a_compiler_that_refuses_has_its_words_in_the_result(toy: str) -> 
     assert second.verdict is Verdict.COMPILE_ERROR
 
 
-async def test_what_was_compiled_is_forgotten_when_there_is_too_much_of_it() -> None:
+async def test_the_least_recently_used_artifacts_are_forgotten_first() -> None:
     def made(size: int) -> Outcome:
         return Outcome(
-            ended="itself", exit_code=0, signal=None, checked=False, said="", stdout=b"x" * size, stderr=b"",
+            ended=End.ITSELF, exit_code=0, signal=None, checked=False, note=Note.NONE, stdout=b"x" * size, stderr=b"",
             stdout_total=size, stderr_total=0, wall_seconds=0, cpu_seconds=0, memory_bytes=0, oom_kills=0, processes=1,
         )  # fmt: skip
 
@@ -343,19 +435,19 @@ async def test_what_was_compiled_is_forgotten_when_there_is_too_much_of_it() -> 
         ("class " + "A" * 300 + " {}", "Main", "Main"),
     ],
 )
-def test_a_java_file_is_called_after_its_class(code: str, file: str, start: str) -> None:
+def test_a_java_file_is_named_after_its_class(code: str, file: str, start: str) -> None:
     assert classes(code) == (file, start)
 
 
 @pytest.mark.parametrize(
     "piece", ["/*", "\n", '"""', "public ", "final ", "class A ", "class A{void main(){}}", "\\", "{"]
 )
-def test_a_java_program_of_any_text_is_looked_at_once(piece: str) -> None:
+def test_the_classes_of_any_java_text_are_found_in_one_pass(piece: str) -> None:
     began = time.process_time()
     classes(piece * (SCANNED // len(piece)))
     assert time.process_time() - began < 20  # what looks again and again takes hours
 
 
-def test_every_language_that_a_job_can_name_is_in_the_table_and_none_besides() -> None:
+def test_the_table_has_exactly_the_languages_that_a_job_can_name() -> None:
     assert set(NAMES["multi_code_executor"]) == LANGUAGES.keys()
     assert set(SPELLINGS.values()) <= LANGUAGES.keys()

@@ -1,4 +1,4 @@
-"""Which jobs a worker takes, without a worker: a real ledger, and jobs that do what the test wants."""
+"""Which jobs a worker claims. There is a real ledger but no worker, and each test says what its jobs do."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import pytest
 
-from schemas import JobSpec, Settings, Verdict, fleet, images
-from schemas.database import Database
-from schemas.lease import Lease
-from schemas.store import Claim, Store
-from worker.announcer import Announcer
-from worker.breaker import Breaker
-from worker.evaluation import finished
-from worker.intake import Intake
-from worker.inventory import Inventory
-from worker.lease import PUT_BACK, Leases
-from worker.ledger import Ledger
-from worker.pool import Pool
+from evalpool.schemas import JobSpec, Settings, Verdict, fleet, images
+from evalpool.schemas.database import Database
+from evalpool.schemas.lease import Claim, Lease
+from evalpool.schemas.store import Store
+from evalpool.worker.breaker import Breaker
+from evalpool.worker.evaluation import finished
+from evalpool.worker.intake import Intake
+from evalpool.worker.inventory import Inventory
+from evalpool.worker.lease import Leases, Stop
+from evalpool.worker.ledger import Ledger
+from evalpool.worker.pool import Pool
+from evalpool.worker.queue.announcer import Announcer
 
 IMAGE = "evalpool/python:3.11"
 DIGEST = "sha256:" + "1" * 64
@@ -28,7 +28,7 @@ Run = Callable[[Lease], Coroutine[Any, Any, None]]
 
 
 class Silent:
-    """An announcer that only notes what was said."""
+    """An announcer that only notes its messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -38,7 +38,7 @@ class Silent:
 
 
 class Desk:
-    """An intake, and what it is made of."""
+    """An intake and its parts."""
 
     def __init__(self, store: Store, run: Run, slots: int = 2) -> None:
         self.store, self.run = store, run
@@ -79,7 +79,7 @@ async def soon(condition: Callable[[], object], seconds: float = 10) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_look_finds_jobs_for_a_free_slot_while_another_job_takes_hours(store: Store) -> None:
+def test_polling_finds_jobs_for_a_free_slot_while_another_job_takes_hours(store: Store) -> None:
     begun: list[str] = []
 
     async def run(lease: Lease) -> None:
@@ -118,7 +118,7 @@ def test_a_job_that_is_stopped_twice_does_not_end_the_wake_up_that_claimed_it(st
         await soon(lambda: begun)
         desk.add("next")
         for _ in range(2):
-            desk.leases.stop("cancelled by its caller")
+            desk.leases.stop(Stop.CANCELLED)
             await asyncio.sleep(0.05)
         await followed
         assert begun == ["stopped", "next"]
@@ -126,10 +126,32 @@ def test_a_job_that_is_stopped_twice_does_not_end_the_wake_up_that_claimed_it(st
     asyncio.run(story())
 
 
-def test_of_the_images_that_are_not_here_a_bounded_number_is_part_of_a_claim(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.inventory.MOST_ABSENT", 10)
+def test_a_job_that_is_stopped_before_its_first_step_is_not_held_for_ever(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.job_id)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        desk.add("b")
+        settle = desk.intake._settle
+
+        async def settle_and_stop(claimed: list[Lease]) -> list[Lease]:
+            # It comes before the first step of the tasks that are made next, as it may if the loop was held up.
+            asyncio.get_running_loop().call_soon(desk.leases.stop, Stop.PUT_BACK)
+            return await settle(claimed)
+
+        desk.intake._settle = settle_and_stop  # type: ignore[method-assign]
+        await desk.intake.follow()
+        assert len(begun) == 1
+        assert len(desk.leases) == 0
+
+    asyncio.run(story())
+
+
+def test_a_claim_skips_a_bounded_number_of_absent_images(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalpool.worker.inventory.MOST_ABSENT", 10)
     absent = [f"nobody/has:{n}" for n in range(100)]
     store.add_batch("b", [JobSpec(code="x")] * 100, None, None, None, absent)
     begun: list[str] = []
@@ -151,26 +173,23 @@ def test_of_the_images_that_are_not_here_a_bounded_number_is_part_of_a_claim(
     assert len(store.claim(200, "another", 60).leases) == 100
 
 
-class Locked(Store):
-    """Somebody has locked its jobs, at first."""
-
-    def __init__(self, store: Store, times: int) -> None:
-        super().__init__(store.database)
-        self.times = times
-
-    def claim(self, *args: Any, **kwargs: Any) -> Claim:
-        self.times -= 1
-        return Claim([], {}, passed_over=True) if self.times >= 0 else super().claim(*args, **kwargs)
-
-
-def test_a_worker_asks_again_for_jobs_that_were_locked_when_it_was_woken(store: Store) -> None:
+def test_a_worker_asks_again_for_jobs_that_were_locked_when_it_was_woken(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun: list[str] = []
+    locked = iter([Claim([], {}, passed_over=True)] * 3)
+    claim = Store.claim
+
+    def claim_later(*args: Any, **kwargs: Any) -> Claim:
+        return next(locked, None) or claim(*args, **kwargs)
+
+    monkeypatch.setattr(Store, "claim", claim_later)
 
     async def run(lease: Lease) -> None:
         begun.append(lease.batch_id)
 
     async def story() -> None:
-        desk = Desk(Locked(store, 3), run)
+        desk = Desk(store, run)
         desk.add("b")
         await desk.intake.follow()
 
@@ -186,7 +205,7 @@ def test_a_worker_asks_again_for_jobs_that_were_locked_when_it_was_woken(store: 
         (HERE, "cold runsc", False),  # workers were there that are gone by now
     ],
 )
-def test_a_result_is_kept_for_later_batches_only_if_it_was_made_as_expected(
+def test_a_result_is_shared_with_later_batches_only_if_it_was_made_as_the_submitter_expected(
     store: Store, image: str, profile: str, same: bool
 ) -> None:
     spec = JobSpec(code="x")
@@ -216,6 +235,7 @@ class Full:
 
 def test_jobs_that_have_waited_too_long_here_are_not_claimed_again_at_once(store: Store) -> None:
     pool = Full()
+    desk: Desk
     given_back: list[str] = []
 
     async def run(lease: Lease) -> None:
@@ -223,13 +243,14 @@ def test_jobs_that_have_waited_too_long_here_are_not_claimed_again_at_once(store
             pool.first.add(task)
         try:
             await asyncio.sleep(3600)
-        except asyncio.CancelledError as stop:
-            if PUT_BACK not in stop.args:
+        except asyncio.CancelledError:
+            if desk.leases.stopped(lease) is not Stop.PUT_BACK:
                 raise
             given_back.append(lease.job_id)
             store.put_back([lease], "w")
 
     async def story() -> None:
+        nonlocal desk
         desk = Desk(store, run)
         desk.intake._pool = cast(Pool, pool)
         desk.add("b", 10)

@@ -1,6 +1,6 @@
 import logging
 
-from worker.logs import Text
+from evalpool.worker.logs import Text
 
 
 def test_output_of_a_program_in_the_log_is_escaped_and_indented() -> None:

@@ -1,4 +1,4 @@
-"""Notebooks as queued jobs: whole ones, each from a clean start."""
+"""Whole notebooks as queued jobs, each from a clean start."""
 
 import json
 from collections.abc import Callable
@@ -7,8 +7,8 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from api import submit_batch
-from schemas import Case, InvalidJob, JobSpec, Verdict
+from evalpool.api import submit_batch
+from evalpool.schemas import Case, InvalidJob, JobSpec, Verdict
 from tests.conftest import PATIENCE, WorkerProcess, missing
 
 pytestmark = [pytest.mark.docker, pytest.mark.redis]
@@ -51,6 +51,6 @@ def test_notebooks_run_as_jobs(start_worker: Callable[..., WorkerProcess], engin
     assert "ZeroDivisionError" in results["error"].stderr
 
 
-def test_a_check_is_not_for_notebooks() -> None:
+def test_a_notebook_cannot_have_a_check() -> None:
     with pytest.raises(InvalidJob, match="check"):
         JobSpec(code="x = 1", tool="notebook_executor", check="assert x == 1")

@@ -11,17 +11,17 @@ import pytest
 import redis
 from sqlalchemy import text
 
-from schemas import JobSpec, State
-from schemas.fleet import Member
-from schemas.settings import settings
-from schemas.store import Store
-from schemas.tables import CANCELLING
+from evalpool.schemas import JobSpec, State
+from evalpool.schemas.fleet import Member
+from evalpool.schemas.settings import settings
+from evalpool.schemas.store import Store
+from evalpool.schemas.tables import Todo
+from evalpool.worker.lease import Leases
+from evalpool.worker.ledger import Ledger
+from evalpool.worker.queue.announcer import Announcer
+from evalpool.worker.queue.celery import QUEUES
+from evalpool.worker.reconciler import Reconciler
 from tests.conftest import eventually
-from worker.announcer import Announcer
-from worker.celery import QUEUES
-from worker.lease import Leases
-from worker.ledger import Ledger
-from worker.reconciler import Reconciler
 
 pytestmark = pytest.mark.redis
 
@@ -80,10 +80,10 @@ async def test_a_step_that_fails_does_not_stop_the_others(
     def broken(*_: Any) -> int:
         raise ValueError("a row that cannot be")
 
-    monkeypatch.setattr(store, "expire", broken)
-    monkeypatch.setattr("schemas.store.ABANDONED_SECONDS", -1)
+    monkeypatch.setattr(Store, "expire", broken)
+    monkeypatch.setattr("evalpool.schemas.store.ABANDONED_SECONDS", -1)
     with store.database.write() as db:
-        db.execute(text("UPDATE batches SET cancelled_at = 0, todo = :todo"), {"todo": CANCELLING})
+        db.execute(text("UPDATE batches SET cancelled_at = 0, todo = :todo"), {"todo": Todo.CANCELLING})
     await looking.reconciler.look()
     assert store.progress("b").cancelled == 3
     assert looking.works == 1
@@ -95,36 +95,40 @@ async def test_a_worker_reports_its_images(looking: Looking, store: Store) -> No
     assert store.fleet(60).pin("a:1") == "a:1 sha256:1"
 
 
-async def test_a_large_batch_is_finished_in_parts_between_which_others_have_their_turn(
+async def test_other_queries_run_between_the_parts_of_a_large_batch_that_is_finished(
     looking: Looking, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("schemas.store.PART", 1)
-    monkeypatch.setattr("schemas.store.ABANDONED_SECONDS", -1)
+    monkeypatch.setattr("evalpool.schemas.store.PART", 1)
+    monkeypatch.setattr("evalpool.schemas.store.ABANDONED_SECONDS", -1)
     with store.database.write() as db:
-        db.execute(text("UPDATE batches SET todo = :todo, cancelled_at = 0"), {"todo": CANCELLING})
+        db.execute(text("UPDATE batches SET todo = :todo, cancelled_at = 0"), {"todo": Todo.CANCELLING})
     seen: list[int] = []
-    finish_part = Store.finish_part
+    take_step = Store.take_step
 
-    @wraps(finish_part)
+    @wraps(take_step)
     def slow(*args: Any) -> int:
         time.sleep(0.1)
-        return finish_part(*args)
+        return take_step(*args)
 
     async def ask() -> None:
         while not store.progress("b").complete:
             seen.append((await looking.ledger.call(Store.progress, "b")).done)
 
-    monkeypatch.setattr(Store, "finish_part", slow)
+    monkeypatch.setattr(Store, "take_step", slow)
     async with asyncio.timeout(60):
         await asyncio.gather(looking.reconciler.look(), ask())
     assert {1, 2} <= set(seen)
 
 
-async def test_leases_are_renewed_beside_a_long_commit(looking: Looking, store: Store) -> None:
+async def test_leases_are_renewed_during_a_long_commit(looking: Looking, store: Store) -> None:
     (lease,) = store.claim(1, "w", 1).leases
     leases, over = Leases(looking.ledger, "w", 1), threading.Event()
-    held = asyncio.create_task(asyncio.sleep(3600))
-    leases.hold(lease, held)
+
+    async def run() -> None:
+        leases.hold(lease)
+        await asyncio.sleep(3600)
+
+    held = asyncio.create_task(run())
     keeper = asyncio.create_task(leases.keep())
     busy = asyncio.get_running_loop().run_in_executor(looking.ledger._thread, over.wait, 60)
     await asyncio.sleep(2)
@@ -136,7 +140,7 @@ async def test_leases_are_renewed_beside_a_long_commit(looking: Looking, store: 
     await asyncio.gather(keeper, held, return_exceptions=True)
 
 
-async def test_a_worker_that_seldom_looks_says_in_time_that_it_is_alive(
+async def test_a_worker_that_seldom_polls_still_sends_heartbeats_in_time(
     looking: Looking, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seldom = settings().model_copy(update={"reconcile_seconds": 600.0, "lease_seconds": 1.0})

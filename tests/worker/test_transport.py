@@ -19,10 +19,10 @@ from celery import Celery
 from kombu.transport import redis as theirs
 from kombu.transport import virtual
 
+from evalpool.worker.queue import transport
+from evalpool.worker.queue.celery import QUEUES, RUN, app
+from evalpool.worker.queue.transport import Transport, unreadable
 from tests.conftest import ROOT, answers, eventually, missing
-from worker import transport
-from worker.celery import QUEUES, RUN, app
-from worker.transport import Transport, unreadable
 
 NORMAL = "evalpool.normal"
 UNDECODABLE = (
@@ -46,8 +46,8 @@ def test_importing_a_worker_does_not_change_kombu() -> None:
     code = (
         "from kombu.transport import redis, TRANSPORT_ALIASES as names\n"
         "before = redis.Transport.Channel, redis.Channel.Message, redis.Channel._brpop_read, dict(names)\n"
-        "import worker.celery, worker.letters, worker.tasks\n"
-        "worker.celery.app.connection_for_read().transport\n"
+        "import evalpool.worker.queue.celery, evalpool.worker.queue.dead_letters, evalpool.worker.queue.tasks\n"
+        "evalpool.worker.queue.celery.app.connection_for_read().transport\n"
         "assert before == (redis.Transport.Channel, redis.Channel.Message, redis.Channel._brpop_read, dict(names))\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -170,7 +170,7 @@ def test_an_error_of_the_consumer_is_not_taken_for_an_unreadable_message(url: st
 
 @pytest.mark.redis
 def test_our_queues_are_plain_lists_and_unacknowledged_messages_are_in_a_hash(url: str) -> None:
-    """`worker.celery.wake` reads the length of a queue without kombu."""
+    """`worker.queue.publish.wake` reads the length of a queue without kombu."""
     with client(url) as asked, app.connection_for_read(url) as connection:
         for name in QUEUES.values():
             app.send_task(RUN, connection=connection, queue=name)

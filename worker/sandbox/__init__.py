@@ -1,1 +1,1 @@
-"""Where programs run. Nothing outside this package knows of Docker."""
+"""The sandboxes in which programs run. Only this package and worker.machine know of Docker."""

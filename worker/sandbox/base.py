@@ -1,70 +1,106 @@
-"""The contract of a sandbox: what goes in, what comes out, and who is to blame."""
+"""The contract of a sandbox, which the worker calls a box: what goes in, what comes out, and who is to blame."""
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-from schemas.limits import Limits
+from evalpool.schemas.limits import Limits
+from evalpool.worker.sandbox.agent import words
+
+SIGNALS = 64
+"""How many signals there are."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a sandbox is born with and cannot change later. Sandboxes of one shape are interchangeable."""
+    """The properties that a sandbox is born with and cannot change. Sandboxes of one shape are interchangeable."""
 
     image: str
-    """In the form of `schemas.images`."""
+    """The image, written as `schemas.images` defines it."""
     memory_mib: int
     processes: int
     disk_mib: int
     extra_mib: int = 0
-    """Room for what the agent itself must hold of an unusually large job."""
+    """Memory that the agent itself needs to hold an unusually large job."""
     cpus: float = 1.0
     commands: int = 0
-    """Commands of a session at a time; each has a process of ours that watches it."""
-    home: str = "/box"
-    """Where commands of a session work; jobs work in `/box`."""
+    """How many commands of a session may run at a time; a process of ours watches each."""
+    home: str = words.HOME
+    """The folder in which the commands of a session work; jobs work in `/box`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One run: the program and everything it is given."""
+    """One run: the program and everything that it is given."""
 
     code: bytes
     main: str
-    """The file the code is put in, in the working directory."""
+    """The file in the working directory that the code is put into."""
     argv: tuple[str, ...] = ()
-    """The command that runs that file; empty: the warm Python interpreter."""
+    """The command that runs that file; empty for the warm Python interpreter."""
+    executable: bool = False
+    """Whether the file is itself a program for the machine."""
     args: tuple[str, ...] = ()
     stdin: bytes = b""
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     check: bytes | None = None
-    """Run after the code in the same interpreter."""
+    """A test program that runs after the code, in the same interpreter."""
     tools: tuple[str, ...] = ()
-    """Modules that the check imports: it gets them as they were before the program."""
+    """The modules that the check imports; the check gets them as they were before the program ran."""
     guarded: bool = True
-    """They, and the builtins, must still be so at its end."""
+    """Whether those modules and the builtins must still be unchanged when the check ends."""
     subject: str | None = None
-    """What the check is about: where it is known, no other global by the name of a builtin is seen by the check."""
+    """The function that the check is about. If known, the check sees no other global with the name of a builtin."""
     limits: Limits = field(default_factory=Limits)
     patience: float = 0.0
-    """At most so many seconds of waiting for a CPU, or of a pause, do not count as wall time."""
+    """Seconds of waiting for a CPU, or of a pause, that do not count as wall time, at most."""
+
+
+class End(StrEnum):
+    """What ended a run. The values are the words that the agent sends."""
+
+    ITSELF = "itself"
+    CPU = "cpu"
+    WALL = "wall"
+    OUTPUT = "output"
+    STOPPED = "stopped"
+    """Its caller stopped it; only a command of a session can end so."""
+
+
+class Note(StrEnum):
+    """What the harness, our code around a Python program, noted about its failure. The values are the words that the
+    harness writes."""
+
+    NONE = ""
+    SYNTAX = "syntax"
+    RAISED = "raised"
+    ASSERTION = "assertion"
+    MEMORY = "memory"
+    TAMPERED = "tampered"
+
+    @classmethod
+    def of(cls, word: str) -> "Note":
+        """Return the note with this value; `NONE` for any other text, since a program can write to the same pipe."""
+        try:
+            return cls(word)
+        except ValueError:
+            return cls.NONE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a program did, raw. Judging it is somebody else's work."""
+    """What a program did, as it was measured; `worker.judge` makes a verdict of it."""
 
-    ended: str
-    """`itself`, or the limit at which it was stopped: `cpu`, `wall`, `output`."""
+    ended: End
     exit_code: int | None
     signal: int | None
     checked: bool
-    """The check ran to its last line."""
-    said: str
-    """What the interpreter noted on the way: `syntax`, `raised`, `assertion`, `memory`, `tampered`, or nothing. A hint
-    at how it failed, never proof of success."""
+    """Whether the check ran to its last line."""
+    note: Note
+    """A hint at how the program failed, never proof of success."""
     stdout: bytes
     stderr: bytes
     stdout_total: int
@@ -75,30 +111,40 @@ class Outcome:
     oom_kills: int
     processes: int
     delay_seconds: float = 0.0
-    """How long it was ready to run and had no CPU; known where the wall limit ended it."""
+    """How long the program was ready to run but had no CPU; known only if the wall limit ended it."""
     paused_seconds: float = 0.0
-    """How long the whole sandbox was paused from outside, by `docker pause` or with its machine; known where the wall
-    limit ended it."""
+    """How long the whole sandbox was paused from outside, by `docker pause` or with its machine; known only if the wall
+    limit ended the program."""
+    agent_seconds: float = 0.0
+    """CPU time that our own agent says it used meanwhile; it is not part of the program's."""
 
     @property
     def abnormal(self) -> bool:
-        """Whether it ended otherwise than by itself: at a limit, or by a signal."""
-        return self.ended != "itself" or self.signal is not None or self.oom_kills > 0
+        """Whether a limit or a signal ended the program."""
+        return self.ended is not End.ITSELF or self.signal is not None or self.oom_kills > 0
 
     @classmethod
     def killed_for_memory(cls, wall_seconds: float) -> "Outcome":
-        """A program that took its whole sandbox along."""
+        """Return the outcome of a program that was killed for memory together with its whole sandbox."""
         return cls(
-            ended="itself", exit_code=None, signal=9, checked=False, said="", stdout=b"", stderr=b"",
+            ended=End.ITSELF, exit_code=None, signal=9, checked=False, note=Note.NONE, stdout=b"", stderr=b"",
             stdout_total=0, stderr_total=0, wall_seconds=wall_seconds, cpu_seconds=0, memory_bytes=0, oom_kills=1,
             processes=1,
         )  # fmt: skip
 
 
-STDOUT, STDERR, SIDE = 1, 2, 3
+def signal_of(status: int) -> int | None:
+    """Return the signal that a shell, Docker or bubblewrap means by an exit status: 128 and the signal's number. A
+    program that ends with such a status cannot be told apart."""
+    return status - 128 if 128 < status <= 128 + SIGNALS else None
+
+
+EXECUTE = ("sh", "-c", 'chmod +x "$1" && shift && exec "$@"', "sh")
+"""Goes before the file of a program for the machine and its command, where files are written without modes."""
+STDOUT, STDERR, SIDE = words.STDOUT, words.STDERR, words.SIDE
 """The streams of a command."""
 Hear = Callable[[int, bytes], None]
-"""Told of output as it comes: of which stream, and what."""
+"""Called with output as it comes: the stream, and the bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,59 +152,59 @@ class Command:
     """One command of a session."""
 
     argv: tuple[str, ...] = ()
-    """Empty: `code`, in the warm Python interpreter."""
+    """The command line; empty to run `code` in the warm Python interpreter."""
     code: bytes = b""
     """A Python program."""
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
-    """Written before it starts, and left there; relative to the folder it runs in."""
+    """Files by path, relative to `cwd`. They are written before the command starts, and stay."""
     cwd: str = ""
-    """The folder it runs in, relative to the sandbox's home."""
+    """The folder that the command runs in, relative to the sandbox's home."""
     side: bool = False
-    """It gets descriptor 3 to say something on that is not output."""
+    """Whether the command gets descriptor 3, a channel beside its output."""
     wall_seconds: float = 30.0
     output_bytes: int = 16 << 20
-    """Of each stream: the command is stopped where it writes more."""
+    """The most that the command may write to each stream; it is stopped when it writes more."""
 
 
 class Running(ABC):
-    """A command under way. Whatever it started ends with it."""
+    """A running command. Whatever it started ends with it."""
 
     def __init__(self) -> None:
         self.over: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        """How it ended, as `ended` says: `itself`, `wall`, `output`, or `stopped`. `SandboxLost`, if the sandbox did.
-        Its output has been heard by then, and is not in here."""
+        """How the command ended, as `ended` says: `itself`, `wall`, `output`, or `stopped`; `SandboxLost` if the
+        sandbox was lost. The output has been heard by then, and is not in the outcome."""
         self.over.add_done_callback(lambda over: over.cancelled() or over.exception())
 
     @abstractmethod
     def feed(self, data: bytes, *, last: bool = False) -> None:
-        """Input for it; after the last, its standard input ends."""
+        """Give the command input; after the last, its standard input ends."""
 
     @abstractmethod
     def interrupt(self) -> None:
-        """As Control-C would."""
+        """Interrupt the command, as Control-C does."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End it at once."""
+        """End the command at once."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sandbox uses at one moment, all its processes together."""
+    """What all processes of a sandbox use together at one moment."""
 
     cpu_seconds: float
     memory_bytes: int
     processes: int
 
 
-class Sandbox(ABC):
-    """One place to run programs in, one at a time; or, in a session, several commands side by side.
+class Box(ABC):
+    """A sandbox: a place that runs one program at a time or, in a session, several commands side by side.
 
-    A session begins with the first command and ends with the next reset: until then, files stay.
+    A session begins with the first command and ends with the next reset; until then, files stay.
 
-    What a program does is an `Outcome`, whatever it is. `SandboxLost` means that the sandbox itself failed: it must be
+    Whatever a program does, the result is an `Outcome`. `SandboxLost` means that the sandbox itself failed: it must be
     closed, and the run says nothing about the program.
     """
 
@@ -167,35 +213,36 @@ class Sandbox(ABC):
         self.id = ""
         self.image_digest = ""
         self.uses = 0
-        """Programs run so far."""
+        """How many programs have run in this sandbox."""
         self.suspect = False
-        """Something out of the ordinary happened in it: it is not to be used again, whatever its reset says."""
+        """Whether something out of the ordinary happened, so that the sandbox must not be used again even if its reset
+        succeeds."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """Whether it is worth asking for a run."""
+        """Whether the sandbox can be asked for a run, as far as is known."""
 
     @abstractmethod
     async def start(self) -> None:
-        """Make it ready to run; nothing is left behind when it fails."""
+        """Make the sandbox ready to run; a failed start leaves nothing behind."""
 
     @abstractmethod
     async def run(self, program: Program) -> Outcome:
-        """Run one program under its limits, to the death of its last process."""
+        """Run one program under its limits, until its last process is dead."""
 
     @abstractmethod
     def spawn(self, command: Command, hear: Hear) -> Running:
-        """Start a command; its output is heard while it runs."""
+        """Start a command of a session; `hear` is called with its output while it runs."""
 
     @abstractmethod
     def usage(self) -> Usage | None:
-        """What it uses now, where that can be seen."""
+        """Return what the sandbox uses now, or None where that cannot be seen."""
 
     @abstractmethod
     async def reset(self) -> bool:
-        """Make it as at birth; False when it cannot be shown to be."""
+        """Make the sandbox as it was at birth; return False unless that is verified."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Destroy it and all it holds. May be called at any time, and twice."""
+        """Destroy the sandbox and everything in it. May be called at any time, and twice."""

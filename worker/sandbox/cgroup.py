@@ -1,7 +1,7 @@
-"""The kernel's own counters of a container, read on the host: what decides a verdict need not be taken on trust.
+"""The kernel's own counters of a container, read on the host, so that no verdict depends on what the agent says.
 
-Works on cgroup version 1 and 2, for workers that see the host's cgroups. Where they do not (a worker that is itself
-in a container, a remote engine), the agent's view of its own cgroup is all there is.
+They can be read with cgroup version 1 and 2, by workers that see the host's cgroups. For other workers (one that is
+itself in a container, or has a remote engine), the agent's view of its own cgroup is all there is.
 """
 
 import os
@@ -9,16 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worker.sandbox.base import Usage
+from evalpool.worker.sandbox.base import Usage
 
 ROOT = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """At one moment."""
+    """The counters at one moment."""
 
     cpu_seconds: float
+    """CPU time of all processes in the container."""
+    agent_seconds: float
+    """CPU time of the first process alone, which is our agent; 0 if that is gone."""
     oom_kills: int
     peak_bytes: int
     base_bytes: int = 0
@@ -31,6 +34,7 @@ class Cgroup:
     def __init__(self, pid: int) -> None:
         paths = _paths(pid)
         memory, unified = paths.get("memory"), paths.get("")
+        self._sockets = memory / "memory.kmem.tcp.limit_in_bytes" if memory is not None else None
         self._quota = paths["cpu"] / "cpu.cfs_quota_us" if "cpu" in paths else (unified or ROOT) / "cpu.max"
         try:
             if memory is not None:
@@ -44,7 +48,8 @@ class Cgroup:
                 self._memory = _open(unified / "memory.current")
                 self._peak = _open(unified / "memory.peak", os.O_RDWR)
             else:
-                raise OSError("no memory controller")
+                raise OSError("the container has no memory controller")
+            self._agent = _open(Path(f"/proc/{pid}/schedstat"))
             self._pids = _open(paths.get("pids", unified or ROOT) / "pids.current")
             with suppress(OSError):  # a kernel may lack it
                 freezer = paths.get("freezer")
@@ -53,48 +58,59 @@ class Cgroup:
             self.close()
             raise
 
+    def limit_sockets(self, size: int) -> None:
+        """Limit what the buffers of TCP and UDP sockets hold, in bytes. Version 2 counts it as memory, version 1 only
+        here. The engine cannot be asked for this limit: its runtime ignores the limits of kernel memory."""
+        if self._sockets is not None:
+            with suppress(OSError):  # a kernel may lack it
+                self._sockets.write_text(str(size))
+
     def start(self) -> Reading:
-        """Before a run: the peak counts anew from here."""
-        with suppress(OSError):  # version 2 before Linux 6.12 cannot: then a peak is this run's own only if it moves
+        """Return the counters before a run, and let the peak of memory count anew from here."""
+        with suppress(OSError):  # before Linux 6.12, version 2 cannot: there, a peak is this run's own only if it moves
             os.pwrite(self._peak, b"0", 0)
         return replace(self.read(), base_bytes=int(os.pread(self._memory, 64, 0)))
 
     def read(self) -> Reading:
-        """Now."""
+        """Return the counters as they are now."""
+        agent = 0
+        with suppress(ProcessLookupError):  # the container and its other counters may outlive the agent for a moment
+            agent = int(os.pread(self._agent, 64, 0).split()[0])
         cpu = os.pread(self._cpu, 4096, 0).split()
         oom = os.pread(self._oom, 4096, 0).split()
         return Reading(
             cpu_seconds=int(cpu[0]) / 1e9 if len(cpu) == 1 else int(cpu[cpu.index(b"usage_usec") + 1]) / 1e6,
+            agent_seconds=agent / 1e9,
             oom_kills=int(oom[oom.index(b"oom_kill") + 1]),
             peak_bytes=int(os.pread(self._peak, 64, 0)),
         )
 
     def usage(self) -> Usage:
-        """Now, for people."""
+        """Return what the container uses now."""
         memory, processes = int(os.pread(self._memory, 64, 0)), int(os.pread(self._pids, 64, 0))
         return Usage(self.read().cpu_seconds, memory, processes)
 
     def frozen(self) -> bool:
-        """Whether the container is paused now. False if the kernel does not show it."""
+        """Return whether the container is paused now; False if the kernel does not show it."""
         fd = self.__dict__.get("_frozen")
         state = b"" if fd is None else os.pread(fd, 4096, 0)
         return state.startswith((b"FROZEN", b"FREEZING")) or b"frozen 1" in state
 
     def unthrottle(self) -> None:
-        """Lift the CPU quota: a crowd of processes that fights for memory under it can take minutes to kill."""
+        """Lift the CPU quota, under which it can take minutes to kill a crowd of processes that fight for memory."""
         with suppress(OSError):
             self._quota.write_text("max" if self._quota.name == "cpu.max" else "-1")
 
     def close(self) -> None:
-        """Let go of the files; the kernel removes the directory with the container."""
-        for name in ("_cpu", "_oom", "_memory", "_peak", "_pids", "_frozen"):
+        """Close the files; the kernel removes the directory together with the container."""
+        for name in ("_cpu", "_agent", "_oom", "_memory", "_peak", "_pids", "_frozen"):
             fd = self.__dict__.pop(name, None)
             if fd is not None:
                 os.close(fd)
 
 
 def find(pid: int) -> Cgroup | None:
-    """The counters of a process's container, where this worker may see them."""
+    """Return the counters of a process's container, or None if this worker cannot see them."""
     try:
         return Cgroup(pid)
     except (OSError, KeyError, ValueError):
@@ -102,7 +118,7 @@ def find(pid: int) -> Cgroup | None:
 
 
 def _paths(pid: int) -> dict[str, Path]:
-    """Controller → directory; the unified hierarchy of version 2 has the empty name."""
+    """Return controller → directory; the unified hierarchy of version 2 has the empty name."""
     found: dict[str, Path] = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)

@@ -9,35 +9,39 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from schemas.errors import SandboxKilled, SandboxLost, SetupError
-from schemas.settings import Settings
-from worker.sandbox import agent, cgroup
-from worker.sandbox.agent.wire import pack
-from worker.sandbox.base import Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
-from worker.sandbox.engine import OWNER, Engine, owner
-from worker.sandbox.hardening import options
-from worker.sandbox.session import Session, count, seconds, told
-from worker.sandbox.stream import Reply, Stream
+from evalpool.schemas.errors import SandboxKilled, SandboxLost, SetupError
+from evalpool.schemas.images import name_of
+from evalpool.schemas.settings import Settings
+from evalpool.worker.sandbox import agent, cgroup
+from evalpool.worker.sandbox.agent.wire import UNABLE, Given, Run, pack
+from evalpool.worker.sandbox.agent.words import BEGUN, BORN, CHECKED, COLD, HOME, NOT_BORN, READY
+from evalpool.worker.sandbox.base import Box, Command, End, Hear, Note, Outcome, Program, Running, Shape, Usage
+from evalpool.worker.sandbox.engine import OWNER, Engine, owner
+from evalpool.worker.sandbox.hardening import new_uid, options, socket_bytes
+from evalpool.worker.sandbox.replies import count, ending, seconds
+from evalpool.worker.sandbox.session import Session
+from evalpool.worker.sandbox.stream import Reply, Stream
 
 START_SECONDS = 60.0
 SLACK_SECONDS, GRACE_SECONDS = 0.5, 5.0
-"""How much longer than the agent's own deadline the worker waits before it looks for a reason, and then before it gives
-the sandbox up."""
+"""How long after the agent's own deadline the worker begins to look for a reason, and how much later it gives the
+sandbox up."""
 RESET_SECONDS = 10.0
-AGENT_CPU_SECONDS = 0.05
-"""What the agent itself may use during a run: so much more CPU than it owns up to is not yet a lie."""
-FIRST_UID, UIDS = 1 << 20, 1 << 30
-"""Jobs run as a user of their sandbox's own: the kernel counts many limits by user, over all containers."""
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/box", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
-COLD = ("python3",)
-"""The command that stands for an interpreter of the program's own; one that is set up by variables needs it."""
-NOT_BORN = 125
-"""How a child of the agent ends that could not become the program. So may a program: but only one that was born."""
-WORDS = ("syntax", "raised", "assertion", "memory", "tampered")
+ASIDE_SECONDS = 0.05
+"""CPU time of the sandbox that is neither the program's nor the agent's: the reset begins before we read."""
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+BIRTH, BEGINNING, READINESS = (word.decode() for word in (BORN, BEGUN, BEGUN + READY))
+NOTES = {
+    "": (Note.SYNTAX,),
+    BEGINNING: (Note.RAISED, Note.MEMORY),
+    READINESS: (Note.RAISED, Note.MEMORY, Note.ASSERTION, Note.TAMPERED),
+}
+"""What the harness may note at each stage. The program can write into the same pipe, but it cannot take back what the
+harness wrote before, so it can only claim a failure that it could really have had."""
 
 
-class DockerSandbox(Sandbox):
-    """Driven over the attached stream: no exec, no mount, no copied file."""
+class DockerBox(Box):
+    """A container whose agent is driven over the attached stream: no exec, no mount, no copied file."""
 
     def __init__(self, shape: Shape, engine: Engine, *, settings: Settings) -> None:
         super().__init__(shape)
@@ -46,7 +50,7 @@ class DockerSandbox(Sandbox):
         self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
         self._clean: Reply | None = None
-        """The agent's second reply to a run: whether the sandbox is as at birth."""
+        """The agent's second reply to a run, which says whether the sandbox is as it was at birth."""
         self._session: Session | None = None
         self._closing = False
 
@@ -62,38 +66,46 @@ class DockerSandbox(Sandbox):
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
             home, environment = self.shape.home, ENVIRONMENT | {"HOME": self.shape.home}
-            uid, preload = FIRST_UID + secrets.randbelow(UIDS), [*agent.USUAL, *self._settings.preload]
-            self._stream.send(agent.first_frame({"uid": uid, "preload": preload, "env": environment, "home": home}))
+            preload = [*agent.USUAL, *self._settings.preload]
+            self._stream.send(agent.first_frame(new_uid(), home, environment, preload))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
-                if "ModuleNotFoundError" in str(error):
-                    raise SetupError(f"EVALPOOL_PRELOAD: {error} in the image {self.shape.image}") from None
-                raise
+                _, unable, why = str(error).partition(UNABLE)
+                if not unable:
+                    raise
+                module, _, reason = why.removesuffix(")").partition(" ")
+                raise SetupError(
+                    f"EVALPOOL_PRELOAD: {module} cannot be imported in the image {name_of(self.shape.image)} {reason}; "
+                    "choose an image that has this module, or remove it from EVALPOOL_PRELOAD"
+                ) from None
             if meta.get("hello") != agent.version():
-                raise SandboxLost("the agent's greeting is not ours")
+                raise SandboxLost("the agent is not of this version of evalpool")
             if meta.get("filter") is not True:
-                raise SetupError("there is no syscall filter for this processor: x86-64 and arm64 have one")
+                raise SetupError("sandboxes need an x86-64 or arm64 processor: there is no syscall filter for this one")
         except BaseException:
             await self.close()
             raise
         self._cgroup = cgroup.find(pid)
-        with suppress(OSError):  # where we may: a thousand processes of a program must not keep the agent from acting
+        if self._cgroup is not None:
+            self._cgroup.limit_sockets(socket_bytes(self.shape))
+        with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
             os.setpriority(os.PRIO_PROCESS, pid, -20)
 
     async def run(self, program: Program) -> Outcome:
         self._request += 1
         self.uses += 1
         limits, cold = program.limits, self._cold(program.env)
-        argv = program.argv or (COLD if cold else ())
+        argv = program.argv or ((COLD,) if cold else ())
         given = b""
         if argv or program.args or program.env or program.files:
-            more = {"argv": argv, "args": program.args, "env": program.env, "files": [*program.files]}
-            given = json.dumps(more).encode()
+            more = Given(argv=argv, args=program.args, env=program.env, files=[*program.files])
+            given = json.dumps(more, ensure_ascii=False).encode()  # arguments may be large, and escapes are slow
         parts = (given, program.code, program.stdin, *program.files.values())
-        request: dict[str, Any] = {
+        request: Run = {
             "id": self._request,
             "main": program.main,
+            "executable": program.executable,
             "limits": limits.model_dump()
             | {"wall_seconds": limits.wall, "cpus": self.shape.cpus, "patience": program.patience},
             "checked": program.check is not None,
@@ -104,7 +116,7 @@ class DockerSandbox(Sandbox):
         }
         frames, token = [pack(request, sum(request["sizes"])), *parts], ""
         if program.check is not None:
-            # In a frame of its own, which the agent reads after the fork: no job is born with it in memory.
+            # The check has a frame of its own, which the agent reads after the fork: no job is born with it in memory.
             token = secrets.token_hex(16)
             sealed = len(program.check).to_bytes(4, "big") + program.check + token.encode()
             frames += [pack({}, len(sealed)), sealed]
@@ -114,11 +126,11 @@ class DockerSandbox(Sandbox):
             raise SandboxLost(f"the container is gone ({error})") from None
         started, reply = time.monotonic(), self._stream.expect(2 * limits.output_bytes)
         self._clean = self._stream.expect(0)
-        self._stream.send(b"".join(frames))
+        self._stream.send(*frames)
         await asyncio.wait((reply,), timeout=limits.wall + program.patience + SLACK_SECONDS)
         try:
             if not reply.done() and before is not None and self._out_of_memory(before):
-                raise SandboxLost("the agent is stuck where there is no memory left")
+                raise SandboxLost("the agent is stuck: the sandbox has no memory left")
             meta, body = await self._stream.arrived(reply, GRACE_SECONDS)
             outcome = self._outcome(meta, body, limits.output_bytes, token)
         except SandboxLost as lost:
@@ -142,7 +154,7 @@ class DockerSandbox(Sandbox):
         if self._session is not None:
             clean = await self._session.close()
             if not clean:
-                self._stream.fail("its reset failed")  # its agent may still be in that session
+                self._stream.fail("the sandbox could not be reset")  # its agent may still be in that session
             self._session = None
             return clean
         if self._clean is None or not self.alive:
@@ -154,7 +166,7 @@ class DockerSandbox(Sandbox):
         return reply == {"id": self._request, "dirty": ""}
 
     async def close(self) -> None:
-        with suppress(RuntimeError):  # of another event loop, which is gone
+        with suppress(RuntimeError):  # it belongs to another event loop, which is gone
             self._stream.close()
         if self._cgroup is not None:
             self._cgroup.unthrottle()
@@ -162,65 +174,71 @@ class DockerSandbox(Sandbox):
             self._cgroup = None
         if self.id and not self._closing:
             self._closing = True
-            with suppress(SandboxLost):  # then it is the sweeper's
+            with suppress(SandboxLost):  # then the sweeper removes it
                 await self._engine.call(self._engine.remove, self.id)
 
     def _cold(self, env: dict[str, str]) -> bool:
         return self._settings.interpreter == "cold" or any(name.startswith("PYTHON") for name in env)
 
     def _outcome(self, reply: dict[str, Any], body: bytes, cap: int, token: str) -> Outcome:
-        """The reply, believed only where it is possible."""
+        """Return the outcome that a reply tells; raise `SandboxLost` if the reply is not possible."""
         try:
             stdout, stderr = count(reply, "stdout"), count(reply, "stderr")
             if reply["id"] != self._request or stdout + stderr != len(body) or max(stdout, stderr) > cap:
                 raise ValueError("id or sizes")
-            if reply["ended"] not in ("itself", "cpu", "wall", "output"):
+            if reply["ended"] not in (End.ITSELF, End.CPU, End.WALL, End.OUTPUT):
                 raise ValueError("ended")
-            born, said = str(reply["said"]).startswith("born "), str(reply["said"]).removeprefix("born ")
-            if not born and reply["ended"] == "itself" and reply["exit_code"] == NOT_BORN:
+            born, said = str(reply["said"]).startswith(BIRTH), str(reply["said"]).removeprefix(BIRTH)
+            if not born and reply["ended"] == End.ITSELF and reply["exit_code"] == NOT_BORN:
                 raise ValueError(f"the program was not started: {body[stdout:][:200]!r}")
-            said = said.removeprefix("ready ")
+            stage = next(stage for stage in reversed(NOTES) if said.startswith(stage))
+            said = said.removeprefix(stage)
+            note = Note.of(said)
             return Outcome(
-                checked=bool(token) and said == f"checked {token}",
-                said=said if said in WORDS else "",
+                checked=bool(token) and said == CHECKED.decode() + token,
+                note=note if note in NOTES[stage] else Note.NONE,
                 stdout=body[:stdout],
                 stderr=body[stdout:],
                 delay_seconds=seconds(reply, "delay_seconds"),
                 paused_seconds=seconds(reply, "paused_seconds"),
+                agent_seconds=seconds(reply, "agent_seconds"),
                 processes=count(reply, "processes"),
-                **told(reply),
+                **ending(reply),
             )
         except (KeyError, ValueError) as error:
-            raise SandboxLost(f"the agent's reply is not possible ({error})") from None
+            raise SandboxLost(f"the agent sent an impossible reply ({error})") from None
 
     async def _autopsy(self, lost: SandboxLost, before: cgroup.Reading | None, wall_seconds: float) -> Outcome:
-        """Why it died under a program. Of memory is the program's doing, and an outcome; else the loss is raised."""
+        """Find out why the sandbox died under a program. Death for memory is the program's doing, so its outcome is
+        returned; any other loss is raised."""
         notes = {"oom"}
         if before is None or not self._out_of_memory(before):
             notes = await self._engine.call(self._engine.ends, self.id)
         self._stream.close()
         if "oom" in notes:
             return Outcome.killed_for_memory(wall_seconds)
-        if notes == {"die"}:  # and nobody killed it from outside
+        if notes == {"die"}:  # nobody killed it from outside
             raise SandboxKilled("the sandbox ended by itself while the program ran") from lost
         raise lost
 
     def _out_of_memory(self, before: cgroup.Reading) -> bool:
-        """Whether the kernel has ended something of the sandbox for memory since."""
+        """Return whether the kernel has killed a process of the sandbox for memory since."""
         try:
             return self._cgroup is not None and self._cgroup.read().oom_kills > before.oom_kills
         except OSError:  # the container's last traces are gone already
             return False
 
     def _corrected(self, outcome: Outcome, before: cgroup.Reading) -> Outcome:
-        """With the numbers that the host's kernel counted: they are the truth, the agent's are only finer."""
+        """Return the outcome with the numbers of the host's kernel, which are the truth; the agent's are only finer."""
         if self._cgroup is None:
             raise SandboxLost("the sandbox was closed")
         try:
             after = self._cgroup.read()
-        except OSError:  # the container is gone in this very moment; its last reply stands
+        except OSError:  # the container has gone at this very moment, so the agent's last reply stands
             return outcome
-        cpu = after.cpu_seconds - before.cpu_seconds - AGENT_CPU_SECONDS
+        # What the agent says it used is not the program's, as far as the kernel has counted it for the agent's process.
+        agent = max(0.0, min(outcome.agent_seconds, after.agent_seconds - before.agent_seconds))
+        cpu = after.cpu_seconds - before.cpu_seconds - agent - ASIDE_SECONDS
         moved = after.peak_bytes > before.peak_bytes
         return replace(
             outcome,

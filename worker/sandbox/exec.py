@@ -1,51 +1,61 @@
 """The fallback for images without Python: no agent, so one container per run, driven from outside by `docker exec`.
 
-The limits are the same and so are the verdicts, but they are enforced by the worker: CPU time is looked at from the
-host's cgroup files every few milliseconds, so a program may overrun it by that much, and where those files cannot be
-seen only the wall limit ends it. These files also show a pause by the engine, but no other kind of pause. No second
-syscall filter is laid on top of Docker's. It costs a container per run and two execs, and says so once in the log. What
-a program leaves behind dies with its container.
+The limits and the verdicts are the same, but the worker enforces them. It reads the CPU time from the host's cgroup
+files every few milliseconds, so a program may overrun its limit by that much; where those files cannot be seen, only
+the wall limit ends the program. The files also show a pause by the engine, but no other kind of pause. There is no
+second syscall filter on top of Docker's. A run costs a container and at least two execs, and the log says so once.
+Whatever a program leaves behind dies with its container.
 """
 
 import asyncio
 import logging
-import secrets
 import shlex
 import time
 from contextlib import suppress
 from signal import SIGKILL
 
-from schemas.errors import SandboxLost, SetupError
-from worker.sandbox import cgroup
-from worker.sandbox.base import Command, Hear, Outcome, Program, Running, Sandbox, Shape, Usage
-from worker.sandbox.docker import ENVIRONMENT, FIRST_UID, UIDS
-from worker.sandbox.engine import OWNER, Engine, owner
-from worker.sandbox.hardening import options
-from worker.sandbox.stream import Demultiplexer
+from evalpool.schemas.errors import SandboxLost, SetupError
+from evalpool.worker.sandbox import cgroup
+from evalpool.worker.sandbox.base import (
+    EXECUTE,
+    Box,
+    Command,
+    End,
+    Hear,
+    Note,
+    Outcome,
+    Program,
+    Running,
+    Shape,
+    Usage,
+    signal_of,
+)
+from evalpool.worker.sandbox.docker import ENVIRONMENT
+from evalpool.worker.sandbox.engine import OWNER, Engine, owner
+from evalpool.worker.sandbox.hardening import new_uid, options, socket_bytes
+from evalpool.worker.sandbox.stream import Demultiplexer
 
 log = logging.getLogger("evalpool.sandbox")
 
 LOOK_SECONDS, ASK_SECONDS = 0.01, 0.25
-"""How often the counters are looked at; and the engine is asked whether the program has ended."""
-SIGNALS = 64
-"""An exit code of 128 and up to so many more is a signal, to Docker as to a shell: it cannot be told apart here."""
+"""How often the counters are read, and how often the engine is asked whether the program has ended."""
 START_SECONDS = 30.0
 WAIT = "chmod 1777 /box /tmp /dev/shm; echo ready; cat > /dev/null"
-"""What process 1 does all its life: wait for the end of the stream that the worker holds."""
+"""The command of process 1: it waits for the end of the stream that the worker holds."""
 BEGIN = """ulimit -c 0; ulimit -n 256; ulimit -f {blocks}
 if [ "$1" = bash ] && ! command -v bash > /dev/null; then shift; set -- sh "$@"; fi
 exec "$@"
 """
-"""What stands before the program: the limits of a process, and another shell where there is no bash."""
+"""Runs before the program: sets the per-process limits, and uses `sh` if the image has no bash."""
 
 
-class ExecSandbox(Sandbox):
-    """One run, then it is gone."""
+class ExecBox(Box):
+    """A container for one run, without an agent."""
 
     def __init__(self, shape: Shape, engine: Engine, runtime: str | None = None) -> None:
         super().__init__(shape)
         self._engine, self._runtime = engine, runtime
-        self._uid = str(FIRST_UID + secrets.randbelow(UIDS))
+        self._uid = str(new_uid())
         self._cgroup: cgroup.Cgroup | None = None
         self._stream: asyncio.Transport | None = None
         self._closed = False
@@ -65,12 +75,14 @@ class ExecSandbox(Sandbox):
             end = loop.time() + START_SECONDS
             while not ready.total[1]:
                 if ready.over.is_set() or loop.time() > end:
-                    raise SandboxLost("the container did not come up")
+                    raise SandboxLost("the container did not start")
                 await asyncio.sleep(LOOK_SECONDS)
         except BaseException:
             await self.close()
             raise
         self._cgroup = cgroup.find(pid)
+        if self._cgroup is not None:
+            self._cgroup.limit_sockets(socket_bytes(self.shape))
 
     async def run(self, program: Program) -> Outcome:
         self.uses += 1
@@ -78,8 +90,10 @@ class ExecSandbox(Sandbox):
             put = f"mkdir -p {shlex.quote(path.rpartition('/')[0] or '.')} && cat > {shlex.quote(path)}"
             written = await self._exec(["sh", "-c", put], {}, content, None)
             if written.exit_code != 0:
-                return written  # the files do not fit, or contradict each other: the job's own fault
+                return written  # the files do not fit, or contradict each other, which is the job's own fault
         argv = program.argv or ("python3", program.main)
+        if program.executable:
+            argv = (*EXECUTE, program.main, *argv)
         begin = BEGIN.format(blocks=program.limits.file_mib * 2048)
         return await self._exec(["sh", "-c", begin, "sh", *argv, *program.args], program.env, program.stdin, program)
 
@@ -103,17 +117,26 @@ class ExecSandbox(Sandbox):
             with suppress(SandboxLost):
                 await self._engine.call(self._engine.remove, self.id)
 
+    async def _exited(self, exec_id: str) -> int:
+        """Wait until a process has ended, also if a child of it holds its streams open."""
+        while True:
+            await asyncio.sleep(ASK_SECONDS)
+            status = await self._engine.call(self._engine.exit_code, exec_id)
+            if status is not None:
+                return status
+
     async def _exit_code(self, exec_id: str) -> int:
-        """Known a moment after the streams have ended."""
+        """Return the exit code of a process, which the engine knows a moment after its streams have ended."""
         for _ in range(100):
             status = await self._engine.call(self._engine.exit_code, exec_id)
             if status is not None:
                 return status
             await asyncio.sleep(0.02)
-        raise SandboxLost("the process's exit code is not to be had")
+        raise SandboxLost("Docker does not report the exit code of the process")
 
     async def _exec(self, argv: list[str], env: dict[str, str], stdin: bytes, program: Program | None) -> Outcome:
-        """One process in the container, to its end or to a limit; the limits are the program's, if it is one."""
+        """Run one process in the container until it ends or reaches a limit. With `program`, the limits are the
+        program's."""
         if not self.alive:
             raise SandboxLost("the container is gone")
         environment = [f"{name}={value}" for name, value in (ENVIRONMENT | env).items()]
@@ -124,41 +147,45 @@ class ExecSandbox(Sandbox):
         transport, _ = await asyncio.get_running_loop().create_connection(lambda: output, sock=sock)
         transport.write(stdin)
         transport.write_eof()
-        ended, cpu, status, ask = "itself", 0.0, None, started + ASK_SECONDS
+        ended, cpu = End.ITSELF, 0.0
         looked, paused, patience = started, 0.0, program.patience if program else 0.0
-        while not output.over.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(output.over.wait(), LOOK_SECONDS)
-            if time.monotonic() > ask:  # a child of the program may hold its streams open
-                status, ask = await self._engine.call(self._engine.exit_code, exec_id), time.monotonic() + ASK_SECONDS
-            cpu = self._cgroup.read().cpu_seconds - before.cpu_seconds if self._cgroup and before else 0.0
-            now = time.monotonic()
-            if self._cgroup and self._cgroup.frozen():
-                paused += now - looked
-            looked = now
-            if output.exceeded:
-                ended = "output"
-            elif cpu >= limits.cpu_seconds:
-                ended = "cpu"
-            elif now - started - min(paused, patience) > limits.wall:
-                ended = "wall"
-            elif status is None:
-                continue
-            break
+        # The engine may answer late, and the counters must be read meanwhile.
+        exited = asyncio.create_task(self._exited(exec_id))
+        try:
+            while not output.over.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(output.over.wait(), LOOK_SECONDS)
+                cpu = self._cgroup.read().cpu_seconds - before.cpu_seconds if self._cgroup and before else 0.0
+                now = time.monotonic()
+                if self._cgroup and self._cgroup.frozen():
+                    paused += now - looked
+                looked = now
+                if output.exceeded:
+                    ended = End.OUTPUT
+                elif cpu >= limits.cpu_seconds:
+                    ended = End.CPU
+                elif now - started - min(paused, patience) > limits.wall:
+                    ended = End.WALL
+                elif not exited.done():
+                    continue
+                break
+        finally:
+            transport.abort()
+            exited.cancel()
+        status = exited.result() if exited.done() else None
         wall = time.monotonic() - started
-        transport.abort()
         after = self._cgroup.read() if self._cgroup else None
-        if ended != "itself":
+        if ended is not End.ITSELF:
             status = 128 + SIGKILL
         elif status is None:
             status = await self._exit_code(exec_id)
-        killed = 128 < status <= 128 + SIGNALS
+        killer = signal_of(status)
         return Outcome(
             ended=ended,
-            exit_code=None if killed else status,
-            signal=status - 128 if killed else None,
+            exit_code=None if killer else status,
+            signal=killer,
             checked=False,
-            said="",
+            note=Note.NONE,
             stdout=bytes(output.kept[1]),
             stderr=bytes(output.kept[2]),
             stdout_total=output.total[1],

@@ -1,11 +1,11 @@
-"""A sandbox without walls, for tests of what lies above: trusted programs as plain subprocesses, same contract."""
+"""A sandbox without walls, for tests of the layers above: the same contract, and programs are plain processes."""
 
-from worker.sandbox.base import Shape
-from worker.sandbox.local import LocalSandbox
+from evalpool.worker.sandbox.base import Shape
+from evalpool.worker.sandbox.local import LocalBox
 
 
-class FakeSandbox(LocalSandbox):
-    """Runs what it is given right here. Never give it anything you would not run yourself."""
+class FakeBox(LocalBox):
+    """Runs programs on this machine, unconfined. Never give it a program that you would not run yourself."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, walls=False)

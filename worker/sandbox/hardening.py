@@ -1,21 +1,36 @@
-"""From a shape to the arguments of a container. Nothing of a job can add to them."""
+"""From a shape to the arguments of a container. No job can add to them."""
 
+import secrets
 from typing import Any
 
-from schemas.images import exact
-from worker.sandbox.agent import BOOTSTRAP
-from worker.sandbox.base import Shape
+from evalpool.schemas.images import exact
+from evalpool.worker.sandbox.agent import BOOTSTRAP
+from evalpool.worker.sandbox.agent.words import HOME
+from evalpool.worker.sandbox.base import Shape
 
 AGENT_MIB = 16
-"""What the agent itself needs on top of the program's memory: 7 MiB, and what it holds of an ordinary job."""
+"""Memory that the agent needs beside the program's: 7 MiB, and what it holds of an ordinary job."""
 CAPABILITIES = ["SETUID", "SETGID", "KILL"]
-"""All the agent has: to become the job's user and group, and to end its processes. Jobs have none."""
+"""All capabilities of the agent: to become the job's user and group, and to end its processes. Jobs have none."""
+SOCKETS_MIB = 16
+"""What the buffers of TCP and UDP sockets may hold where the kernel does not count them as memory; enough for servers
+on localhost."""
 RUNTIME_THREADS = 128
-"""What a runtime such as gVisor starts for itself in the sandbox's cgroup; there the job's own limit counts alone."""
+"""Threads that a runtime such as gVisor starts for itself in the sandbox's cgroup; the job's own limit still holds
+inside."""
+STACK_MIB = 8
+"""How far a stack may always grow, however small the memory is."""
+FIRST_UID, UIDS = 1 << 20, 1 << 30
+"""The user ids of jobs: the first one, and how many there are."""
+
+
+def new_uid() -> int:
+    """Return a user id for the jobs of one sandbox alone: the kernel counts many limits by user, in all containers."""
+    return FIRST_UID + secrets.randbelow(UIDS)
 
 
 def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) -> dict[str, Any]:
-    """The body of Docker's create call for a sandbox with our agent."""
+    """Return the body of Docker's create call for a sandbox with our agent."""
     memory = (shape.memory_mib + AGENT_MIB + shape.extra_mib) << 20
     return {
         "Image": exact(shape.image),
@@ -23,7 +38,7 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
-        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", "HOME=/box", "PYTHONHASHSEED=0"],
+        "Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "LANG=C.UTF-8", f"HOME={HOME}", "PYTHONHASHSEED=0"],
         "Labels": labels,
         "Hostname": "sandbox",
         # The dead-man's switch: the worker holds standard input; when it dies the agent reads the end and exits.
@@ -48,36 +63,59 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
             "CapAdd": CAPABILITIES,
             "SecurityOpt": ["no-new-privileges"],
             "Memory": memory,
-            "MemorySwap": memory,  # the same: no swap
+            "MemorySwap": memory,  # equal to the memory, so that there is no swap
             "OomScoreAdj": 500,
-            # and the agent; and, for each command of a session, its keeper and what it is not yet
+            # one more for the agent; for each command of a session two: its keeper, and a child about to become it
             "PidsLimit": shape.processes + 1 + 2 * shape.commands + (RUNTIME_THREADS if runtime else 0),
             "NanoCpus": int(shape.cpus * 1_000_000_000),
             "CpuShares": 256,
             "Tmpfs": _places(shape),
             "Ulimits": [
                 {"Name": name, "Soft": value, "Hard": value}
-                for name, value in (("core", 1), ("nofile", 1024), ("memlock", 65536), ("msgqueue", 0), ("rtprio", 0))
+                for name, value in (
+                    ("core", 1),
+                    ("nofile", 1024),
+                    ("memlock", 65536),
+                    ("msgqueue", 0),
+                    ("rtprio", 0),
+                    ("stack", _stack(shape)),
+                )
             ],
             "LogConfig": {"Type": "none", "Config": {}},  # output goes to the worker and nowhere else
         },
     }
 
 
-def _places(shape: Shape) -> dict[str, str]:
-    """The writable places, bounded in bytes and in inodes.
+def socket_bytes(shape: Shape) -> int:
+    """Return how many bytes all TCP and UDP sockets of a sandbox may hold together, where those are not part of its
+    memory."""
+    return min(SOCKETS_MIB << 20, shape.memory_mib << 18)
 
-    What lies there counts as memory and outlives its writer. So together they must fit well below the memory limit:
-    else a program could fill them up and leave the agent no room to breathe.
+
+def _stack(shape: Shape) -> int:
+    """Return how far a stack may grow, in bytes: as far as the memory allows, so that recursion may be deep.
+
+    The limit is one of the container, not of a program, because the kernel leaves room for a stack when a process
+    starts, and the programs of the warm interpreter are copies of the agent. A sixteenth is kept for other memory, so
+    that endless recursion ends by a signal, and not sometimes by the memory limit.
+    """
+    return max(STACK_MIB << 20, shape.memory_mib * 15 << 16)
+
+
+def _places(shape: Shape) -> dict[str, str]:
+    """Return the writable places, each with its limits in bytes and in inodes.
+
+    Files there count as memory and outlive their writer. So all places together must stay well below the memory limit,
+    or a program could fill them up and leave no memory for the agent.
     """
     share = max(1, shape.memory_mib // 8)
     places: tuple[tuple[str, str, int, int], ...] = (
-        ("/box", "exec", min(shape.disk_mib, 6 * share), 8192),
+        (HOME, "exec", min(shape.disk_mib, 6 * share), 8192),
         ("/tmp", "noexec", min(16, share), 2048),
         ("/dev/shm", "noexec", min(8, share), 1024),
     )
-    if shape.home != "/box":  # then there is nothing in the other but what compilers put there
-        places = ((shape.home, *places[0][1:]), ("/box", "exec", min(16, share), 1024), *places[1:])
+    if shape.home != HOME:  # then only compilers put something into the other one
+        places = ((shape.home, *places[0][1:]), (HOME, "exec", min(16, share), 1024), *places[1:])
     return {
         path: f"rw,{exec_},nosuid,nodev,size={mib}m,nr_inodes={inodes},mode=1777" for path, exec_, mib, inodes in places
     }

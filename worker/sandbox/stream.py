@@ -2,35 +2,48 @@
 
 import asyncio
 import json
+import struct
 from collections import deque
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from schemas.errors import SandboxLost
-from worker.sandbox.agent.wire import HEAD
+from evalpool.schemas.errors import SandboxLost
+from evalpool.worker.sandbox.agent.wire import HEAD
 
-Reply = asyncio.Future[tuple[dict[str, Any], bytes]]
 
+class Frame(NamedTuple):
+    """One frame of the agent's: its JSON part and its raw part."""
+
+    meta: dict[str, Any]
+    body: bytes
+
+
+Reply = asyncio.Future[Frame]
+
+DOCKER = struct.Struct(">BxxxI")
+"""The head of Docker's frames."""
 META_BYTES = 1 << 16
-"""Largest JSON part a reply may have."""
+"""Size of the JSON part of a reply, at most."""
+LARGE = 1 << 20
+"""Bytes from which on copying takes a while."""
 STDERR_BYTES = 4096
-"""How much of the agent's last words is kept."""
+"""How much of the agent's error output is kept."""
 
 
 class Listener(Protocol):
-    """Who hears what is not an answer, while a session is open."""
+    """Hears the frames of a session, which are not answers to single requests."""
 
     most: int
-    """Raw bytes that a frame may have."""
+    """Raw bytes that a frame may have, at most."""
 
     def frame(self, meta: dict[str, Any], body: bytes) -> None:
-        """One frame; `ValueError` if it is not possible."""
+        """Take one frame; raise `ValueError` if it is not possible."""
 
     def lost(self, why: str) -> None:
-        """The connection has ended."""
+        """Take note that the connection has ended, and why."""
 
 
 class Demultiplexer(asyncio.Protocol):
-    """Undoes Docker's framing: 8 bytes of head, of which the first says which stream and the last four how much."""
+    """Undoes Docker's framing: a head of 8 bytes, the first of which is the stream and the last four the length."""
 
     def __init__(self, cap: int = STDERR_BYTES) -> None:
         self.over = asyncio.Event()
@@ -46,12 +59,14 @@ class Demultiplexer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._docker += data
-        while len(self._docker) >= 8:
-            size = int.from_bytes(self._docker[4:8], "big")
-            if len(self._docker) < 8 + size:
+        start = 0
+        while len(self._docker) >= start + DOCKER.size:
+            kind, size = DOCKER.unpack_from(self._docker, start)
+            if len(self._docker) < start + DOCKER.size + size:
                 break
-            self.received(2 if self._docker[0] == 2 else 1, bytes(self._docker[8 : 8 + size]))
-            del self._docker[: 8 + size]
+            start += DOCKER.size + size
+            self.received(2 if kind == 2 else 1, bytes(self._docker[start - size : start]))
+        del self._docker[:start]
 
     def received(self, stream: int, payload: bytes) -> None:
         """Keep up to the cap, count beyond it."""
@@ -63,7 +78,7 @@ class Demultiplexer(asyncio.Protocol):
 
 
 class Stream(Demultiplexer):
-    """Our agent on the other end. Every frame it sends was expected, in this order; any other ends the connection."""
+    """The connection to our agent. Frames must be expected, and come in that order; any other ends the connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +90,7 @@ class Stream(Demultiplexer):
 
     @property
     def alive(self) -> bool:
-        """Whether the other end is there, as far as is known."""
+        """Whether the agent is there, as far as is known."""
         return self.transport is not None and self._lost is None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -90,81 +105,92 @@ class Stream(Demultiplexer):
         if stream == 1:
             self._frames += payload
         else:
-            super().received(stream, payload)  # the agent's last words
+            super().received(stream, payload)  # error output of the agent: its last words
 
     def connection_lost(self, exc: Exception | None) -> None:
         words = self.kept[2].decode("utf-8", "replace").strip().splitlines()
-        self.fail(f"the stream ended ({words[-1][:200] if words else exc or 'the container is gone'})")
+        self.fail(
+            f"the connection to the sandbox ended ({words[-1][:200] if words else exc or 'the container is gone'})"
+        )
 
-    def send(self, data: bytes) -> None:
-        """Put bytes on their way."""
-        if self.transport is not None:
-            self.transport.write(data)
+    def send(self, *parts: bytes) -> None:
+        """Send bytes: small parts in one piece, large ones without another copy."""
+        if self.transport is None:
+            return
+        for part in (b"".join(parts),) if sum(map(len, parts)) < LARGE else parts:
+            self.transport.write(memoryview(part))
 
     def expect(self, reply_bytes: int) -> Reply:
-        """Allow for one frame more, of so many raw bytes at most."""
+        """Expect one frame more, of at most `reply_bytes` raw bytes."""
         if self._lost is not None:
             raise SandboxLost(self._lost)
         reply: Reply = asyncio.get_running_loop().create_future()
         self._expected.append((reply, reply_bytes))
         return reply
 
-    async def arrived(self, reply: Reply, seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Await a frame that was allowed for."""
+    async def arrived(self, reply: Reply, seconds: float) -> Frame:
+        """Return a frame that is expected, when it has come; after so many seconds, the sandbox is lost."""
         if reply.done():
             return reply.result()
         try:
             return await asyncio.wait_for(reply, seconds)
         except TimeoutError:
-            self.fail(f"no answer within {seconds:.1f} s")
+            self.fail(f"the agent did not answer within {seconds:.1f} s")
             raise SandboxLost(str(self._lost)) from None
 
     def close(self) -> None:
-        """End the connection; in the container the agent sees it and exits."""
+        """End the connection; the agent in the container notices that and exits."""
         if self.transport is not None:
             self.transport.abort()
 
     def _take(self) -> None:
         """Hand over every whole frame that is expected, or listened for."""
-        while len(self._frames) >= HEAD.size:
-            meta_size, body_size = HEAD.unpack_from(self._frames)
-            if not self._expected and self.listener is None:
-                return self.fail("the agent spoke without being asked")
-            most = self.listener.most if self.listener else self._expected[0][1]
-            if meta_size > META_BYTES or body_size > most:
-                return self.fail("the agent's reply is too large")
-            end = HEAD.size + meta_size + body_size
-            if len(self._frames) < end:
-                return None
-            text = bytes(self._frames[HEAD.size : HEAD.size + meta_size])
-            body = bytes(self._frames[HEAD.size + meta_size : end])
-            del self._frames[:end]
-            try:
-                meta = json.loads(text)
-            except (ValueError, RecursionError):
-                return self.fail("the agent's reply is not JSON")
-            if not isinstance(meta, dict):
-                return self.fail("the agent's reply is not an object")
-            if self.listener is not None:
-                try:
-                    self.listener.frame(meta, body)
-                except (KeyError, ValueError, TypeError) as error:
-                    return self.fail(f"the agent's reply is not possible ({error})")
-                continue
-            reply, _ = self._expected.popleft()
-            if not reply.done():  # who expected it may have been cancelled meanwhile
-                reply.set_result((meta, body))
-        return None
+        try:
+            while (frame := self._next()) is not None:
+                if self.listener is not None:
+                    self.listener.frame(*frame)
+                    continue
+                reply, _ = self._expected.popleft()
+                if not reply.done():  # whoever expected it may have been cancelled meanwhile
+                    reply.set_result(frame)
+        except SandboxLost as error:
+            self.fail(str(error))
+        except (KeyError, ValueError, TypeError) as error:
+            self.fail(f"the agent sent an impossible reply ({error})")
+
+    def _next(self) -> Frame | None:
+        """Return the next frame, or None if it is not whole yet. Raises `SandboxLost` if it is not acceptable."""
+        if len(self._frames) < HEAD.size:
+            return None
+        meta_size, body_size = HEAD.unpack_from(self._frames)
+        if not self._expected and self.listener is None:
+            raise SandboxLost("the agent sent a frame without being asked")
+        most = self.listener.most if self.listener else self._expected[0][1]
+        if meta_size > META_BYTES or body_size > most:
+            raise SandboxLost("the agent sent a reply that is too large")
+        end = HEAD.size + meta_size + body_size
+        if len(self._frames) < end:
+            return None
+        with memoryview(self._frames) as view:  # so that tens of megabytes are copied once, not twice
+            text, body = bytes(view[HEAD.size : HEAD.size + meta_size]), bytes(view[HEAD.size + meta_size : end])
+        del self._frames[:end]
+        try:
+            meta = json.loads(text)
+        except (ValueError, RecursionError):
+            raise SandboxLost("the agent sent a reply that is not JSON") from None
+        if not isinstance(meta, dict):
+            raise SandboxLost("the agent sent a reply that is not a JSON object")
+        return Frame(meta, body)
 
     def fail(self, why: str) -> None:
-        """It is over; whoever waits is told why."""
+        """End the connection, and tell whoever waits why."""
         if self._lost is None:
             self._lost = why
         while self._expected:
             reply, _ = self._expected.popleft()
             if not reply.done():
                 reply.set_exception(SandboxLost(self._lost))
-                reply.exception()  # it may be that nobody waits any more: that is no news for the log
+                reply.exception()  # perhaps nobody waits any more, and the log needs no entry for that
         if self.listener is not None:
             self.listener.lost(self._lost)
         self.close()

@@ -1,5 +1,5 @@
-"""What can be executed in a sandbox, and how its outcome is judged."""
+"""The tools that can be executed in a sandbox."""
 
-from worker.tools import code as code  # each registers its tools
-from worker.tools import files as files
-from worker.tools import notebook as notebook
+from evalpool.worker.tools import code as code  # each module registers its tools
+from evalpool.worker.tools import files as files
+from evalpool.worker.tools import notebook as notebook

@@ -1,7 +1,7 @@
-"""A tool: one way to execute something in a sandbox, described so that a model can call it.
+"""A tool is one way to execute something in a sandbox, described so that a model can call it.
 
-The same classes serve two doors. In somebody's own sandbox a tool is executed with parameters; for a queued job, the
-tools that a job can name turn it into programs.
+The same classes are used in two ways. In a caller's own sandbox, a tool is executed with parameters. For a queued job,
+the tool that the job names turns it into programs.
 """
 
 import base64
@@ -12,17 +12,17 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from schemas.base import first_problem
-from schemas.errors import SandboxLost
-from schemas.job import Case, JobSpec
-from schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, ToolResult
-from worker.sandbox.base import Command, Hear, Program, Running
+from evalpool.schemas.base import first_problem
+from evalpool.schemas.errors import SandboxLost
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, ToolResult
+from evalpool.worker.sandbox.base import Command, Hear, Program, Running
 
 log = logging.getLogger("evalpool.tools")
 
 
 class ToolParameters(BaseModel):
-    """What a tool is called with; unknown names are refused."""
+    """The parameters of a call. Unknown names are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,24 +31,24 @@ Seconds = Annotated[float, Field(gt=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
 
 
 class ToolOptions(BaseModel):
-    """What a tool is set up with, in `tools_config`."""
+    """The options of a tool in `tools_config`."""
 
     model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
     timeout: Seconds | None = None
-    """Seconds, for calls that name none."""
+    """The time limit in seconds of calls that do not name one."""
 
 
 class Place(Protocol):
-    """What a tool asks of a sandbox, whatever its type."""
+    """What a tool needs of a sandbox, whatever its type."""
 
     config: SandboxConfig
 
     async def execute_command(
         self, command: str | list[str], timeout: float | None = None, stream: Any = True, *, stdin: str | bytes = b""
     ) -> CommandResult:
-        """A command, to its end."""
+        """Run a command to its end."""
 
     async def execute_python(
         self,
@@ -59,23 +59,23 @@ class Place(Protocol):
         stdin: str | bytes = b"",
         encoding: str = "utf-8",
     ) -> CommandResult:
-        """A Python program, to its end."""
+        """Run a Python program to its end."""
 
     async def execute(self, command: Command, stdin: str | bytes = b"") -> CommandResult:
-        """A command in full detail, where the sandbox is one of ours."""
+        """Run a command with files and a folder of its own; only our own types of sandbox can do this."""
 
     async def spawn(self, command: Command, hear: Hear) -> Running:
-        """Start a command that stays, where the sandbox is one of ours."""
+        """Start a command that goes on running; only our own types of sandbox can do this."""
 
 
 class Tool(ABC):
-    """Has a name, parameters and a result. To add one, register a subclass with `register_tool`."""
+    """A tool has a name, parameters and a result. To add one, register a subclass with `register_tool`."""
 
     name: ClassVar[str]
     Parameters: ClassVar[type[BaseModel]] = ToolParameters
     Options: ClassVar[type[ToolOptions]] = ToolOptions
     required_sandbox_types: ClassVar[tuple[str, ...]] = ()
-    """Types of sandbox that it needs; none: any."""
+    """The types of sandbox in which the tool works; empty for all types."""
 
     def __init__(self, **options: Any) -> None:
         try:
@@ -85,21 +85,21 @@ class Tool(ABC):
 
     @abstractmethod
     async def execute(self, sandbox_context: Any, *args: Any, **parameters: Any) -> ToolResult | str:
-        """Do it. A plain text is a success."""
+        """Execute the tool. A plain text as a result is a success."""
 
     @property
     def enabled(self) -> bool:
-        """Whether it is offered."""
+        """Whether the tool is offered."""
         return self.options.enabled
 
     @property
     def description(self) -> str:
-        """For people and models: the docstring."""
+        """The description for people and models, which is the docstring of the class."""
         return " ".join((type(self).__doc__ or "").split())
 
     @property
     def schema(self) -> dict[str, Any]:
-        """In the form in which models are told of functions."""
+        """The tool in the JSON form in which models are given functions."""
         parameters = self.Parameters.model_json_schema()
         for part in (parameters, *parameters.get("properties", {}).values()):
             part.pop("title", None)
@@ -108,7 +108,7 @@ class Tool(ABC):
         return {"type": "function", "function": function}
 
     async def __call__(self, sandbox: Place, parameters: dict[str, Any]) -> ToolResult:
-        """Validate, execute, and say what came of it: a tool that fails is a result."""
+        """Validate the parameters and execute the tool. A failure is a result, and not an exception."""
         began = time.monotonic()
         try:
             given = self.Parameters.model_validate(parameters)
@@ -118,27 +118,27 @@ class Tool(ABC):
             result = self.failure(f"Invalid input: {first_problem(error, self.Parameters)}")
         except SandboxLost as error:
             result = self.failure(f"The sandbox was lost: {error}")
-        except NotImplementedError as error:  # of a sandbox of another type, which says so
+        except NotImplementedError as error:  # a sandbox of another type cannot do this, and says so
             result = self.failure(str(error))
-        except Exception as error:  # of a tool, which may be anybody's: a model can only act on what it is told
+        except Exception as error:  # the tool may be anybody's, and a model can only act on what it is told
             log.warning("the tool %s failed", self.name, exc_info=True, extra={"action": "tool_failed"})
             result = self.failure(f"{type(error).__name__}: {error}")
         return result.model_copy(update={"execution_time": time.monotonic() - began})
 
     def seconds(self, sandbox: Place, timeout: float | None) -> float:
-        """How long a call may take: as long as it says, as the tool is set up, or as the sandbox is."""
+        """Return the time limit of a call in seconds: its own, or that of the tool, or that of the sandbox."""
         return timeout or self.options.timeout or sandbox.config.timeout
 
     def result(self, output: Any, **more: Any) -> ToolResult:
-        """A success, unless it is said otherwise."""
+        """Return a result, which is a success unless `status` says otherwise."""
         return ToolResult(**{"tool_name": self.name, "status": ExecutionStatus.SUCCESS, "output": output, **more})
 
     def failure(self, error: str, **more: Any) -> ToolResult:
-        """What went wrong, in words."""
+        """Return a failure with this message."""
         return self.result(**{"output": "", "status": ExecutionStatus.ERROR, "error": error, **more})
 
     def of_command(self, done: CommandResult, timeout: float, what: str = "Execution") -> ToolResult:
-        """What a command did, as a result: its output, and what it wrote to standard error, or why it failed."""
+        """Return the result of a command: its output, and what it wrote to standard error or why it failed."""
         words = {
             ExecutionStatus.SUCCESS: None,
             ExecutionStatus.TIMEOUT: f"{what} timed out after {timeout:g} seconds",
@@ -150,7 +150,8 @@ class Tool(ABC):
 
 
 def command_result(command: str | list[str], done: Any) -> CommandResult:
-    """Sandboxes of other people may give a tuple: exit code, output, errors."""
+    """Return the result of a command, for which sandboxes of other people may give a tuple: exit code, stdout,
+    stderr."""
     if isinstance(done, CommandResult):
         return done
     code, stdout, stderr = done
@@ -159,7 +160,7 @@ def command_result(command: str | list[str], done: Any) -> CommandResult:
 
 
 def files_of(spec: JobSpec) -> dict[str, bytes]:
-    """The files of a job, as bytes."""
+    """Return the files of a job as bytes."""
     return {path: _bytes(content) for path, content in spec.files.items()}
 
 
@@ -172,8 +173,15 @@ class JobTool(Tool):
 
     @abstractmethod
     def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
-        """The program of a job, given the input of one case, or of the job itself; and what was compiled, if it is."""
+        """Return the program for one case of a job, or for a job without cases; `compiled` is what its compiler
+        made."""
 
     def compiler(self, spec: JobSpec) -> Program | None:
-        """What must be run once before it, and writes what is to be run to its standard output; nothing for most."""
+        """Return the compiler, which runs once and writes the compiled program to its standard output; `None` for
+        most."""
+        return None
+
+    def syntax(self, spec: JobSpec) -> Program | None:
+        """Return a program that fails if the job's program has a syntax error, without running it; `None` if there is
+        none."""
         return None

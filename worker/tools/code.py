@@ -1,21 +1,32 @@
-"""The tools that run a program's text, and what is compiled before it."""
+"""The tools that compile and run the text of a program."""
 
-import re
 import secrets
-from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field
 
-from schemas.errors import InvalidJob
-from schemas.job import Case, JobSpec
-from schemas.limits import Limits
-from schemas.sandbox import ExecutionStatus, ToolResult
-from worker.sandbox.base import Command, Program
-from worker.tools.base import JobTool, Place, Seconds, ToolOptions, ToolParameters, files_of
-from worker.tools.languages import COMPILE, LANGUAGES, PACK, PACKED, UNPACK, Language, filled
-from worker.tools.notebook import Kernel
-from worker.tools.registry import register_tool
+from evalpool.schemas.base import must_be
+from evalpool.schemas.errors import InvalidJob
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.limits import Limits
+from evalpool.schemas.sandbox import ExecutionStatus, ToolResult
+from evalpool.worker.sandbox.base import Command, Program
+from evalpool.worker.tools.base import JobTool, Place, Seconds, ToolOptions, ToolParameters, files_of
+from evalpool.worker.tools.guard import habits
+from evalpool.worker.tools.languages import (
+    BINARY,
+    COMPILE,
+    LANGUAGES,
+    PACK,
+    PACKED,
+    UNPACK,
+    binary,
+    filled,
+    lacks,
+    unpacked,
+)
+from evalpool.worker.tools.notebook import Kernel
+from evalpool.worker.tools.registry import register_tool
 
 CALL = """
 
@@ -35,68 +46,105 @@ _text = _json.dumps(_value, default=lambda odd: odd.tolist() if hasattr(odd, "to
 while _text:
     _text = _text[_os.write(_answer, _text.encode()) :]
 """
-"""Put behind a program whose function is called: arguments come as a JSON list, the value goes as JSON. Numbers that
-were keys of a dictionary have become texts by that; APPS, whose comparator is `json:unwrap`, wants them back. The
-program may tamper with all of this: it would only forge its own answer, and what is expected is not in here."""
+"""Appended to a program whose function is called. It reads the arguments as a JSON list and writes the value as JSON.
+JSON turns numbers that are keys of a dictionary into strings; APPS, whose comparator is `json:unwrap`, wants numbers. A
+program that tampers with this code can only forge its own answer, since the expected answer is not here."""
 
 NOT_FOUND = 127
 """The exit code of a shell that does not find a program."""
-SHORT = 1 << 16
-"""Characters of a check whose habits are remembered: the samples of a problem have the same one."""
-_IMPORT = re.compile(r"(?:^|[;:])[ \t]*(?:import[ \t]+([^\n;#]+)|from[ \t]+([\w.]+)[ \t]+import\b)", re.MULTILINE)
-_PATCH = re.compile(r"\b(?:setattr|patch|mock|reload|monkeypatch)\b")
-_ASSIGNED = re.compile(r"^[ \t]*(\w+)(?:\.\w+)+[ \t]*=[^=]", re.MULTILINE)
-"""Signs that a check replaces functions itself."""
+
+
+class Steps(NamedTuple):
+    """How one program is compiled and run: the commands of its language, with what the program itself decides."""
+
+    main: str
+    """The file for the program."""
+    compile: str
+    """The shell command that compiles the file; empty if nothing is compiled."""
+    run: tuple[str, ...]
+    """The command that runs the program; empty for the warm Python interpreter."""
+    env: dict[str, str]
+    files: dict[str, bytes]
+    """The other files of the job. A file in the place of the program is left out, as the program goes there."""
+
+
+def steps(spec: JobSpec) -> Steps:
+    """Return how the program of a job is compiled and run."""
+    language = LANGUAGES[spec.runs]
+    main = filled(language.main, spec)
+    files = {path: content for path, content in files_of(spec).items() if path != main}
+    return Steps(
+        main, filled(language.compile, spec), tuple(filled(word, spec) for word in language.run), language.env, files
+    )
 
 
 class TextTool(JobTool):
-    """Turns a job with a program's text into runs of it."""
+    """A tool for jobs whose code is the text of a program."""
 
     def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
-        language = LANGUAGES[spec.runs]
-        given = spec if case is None else case
+        todo, given = steps(spec), spec if case is None else case
         check = spec.check or ""
         code = spec.code
         if spec.entry_point and case is not None:
             code += CALL % (case.comparator == "json:unwrap", spec.entry_point, spec.entry_point)
-        tools, guarded = _habits(check) if len(check) <= SHORT else _habits.__wrapped__(check)
-        run = tuple(filled(word, spec) for word in language.run)
+        needs = habits(check)
+        text, main, run, alone, limits = code.encode(), todo.main, todo.run, None, spec.limits
+        if compiled is not None:
+            alone = binary(compiled) if run[0] == f"./{BINARY}" else None
+            text, main, run = (compiled, PACKED, (*UNPACK, *run)) if alone is None else (alone, BINARY, run)
+            # the program itself is not one of the files that it may write
+            limits = limits.model_copy(update={"file_mib": max(limits.file_mib, (unpacked(compiled) >> 20) + 1)})
         return Program(
-            code=code.encode() if compiled is None else compiled,
-            main=filled(language.main, spec) if compiled is None else PACKED,
-            argv=run if compiled is None else (*UNPACK, *run),
+            code=text,
+            main=main,
+            argv=run,
+            executable=alone is not None,
             args=given.args,
             stdin=given.stdin.encode(),
-            env=language.env | spec.env,
-            files=_beside(language, spec),
+            env=todo.env | spec.env,
+            files=todo.files,
             check=None if spec.check is None else check.encode(),
-            tools=tools,
-            guarded=guarded,
+            tools=needs.names,
+            guarded=needs.guarded,
             subject=spec.entry_point,
-            limits=spec.limits,
+            limits=limits,
         )
 
     def compiler(self, spec: JobSpec) -> Program | None:
-        language = LANGUAGES[spec.runs]
-        if not language.compile:
+        if not LANGUAGES[spec.runs].compile:
             return None
-        limits, least = spec.limits, COMPILE
-        roomy = {
-            name: max(getattr(limits, name), getattr(least, name)) for name in ("memory_mib", "processes", "disk_mib")
-        }
+        todo, limits, least = steps(spec), spec.limits, COMPILE
+        roomy = {name: max(getattr(limits, name), getattr(least, name)) for name in ("memory_mib", "processes")}
+        roomy |= dict.fromkeys(("disk_mib", "file_mib"), roomy["memory_mib"] * 3 // 4)  # all files are kept in memory
         return Program(
             code=spec.code.encode(),
-            main=filled(language.main, spec),
-            argv=("sh", "-c", PACK % filled(language.compile, spec)),
-            env=language.env,
-            files=_beside(language, spec),
+            main=todo.main,
+            argv=("sh", "-c", PACK % todo.compile),
+            env=todo.env,
+            files=todo.files,
             limits=least.model_copy(update=roomy),
+        )
+
+    def syntax(self, spec: JobSpec) -> Program | None:
+        check = LANGUAGES[spec.runs].syntax
+        if not check:
+            return None
+        todo = steps(spec)
+        return Program(
+            code=spec.code.encode(),
+            main=todo.main,
+            argv=("sh", "-c", f"{{ {check}; }} >&2"),
+            # code that runs while the program is compiled, like Perl's BEGIN blocks, gets the same input as in a run
+            stdin=(spec.cases[0] if spec.cases else spec).stdin.encode(),
+            env=todo.env | spec.env,
+            files=todo.files,
+            limits=spec.limits,
         )
 
 
 @register_tool("python_executor")
 class PythonExecutor(TextTool):
-    """Execute a Python program. Each starts clean, unless the calls are asked to share their state."""
+    """Execute a Python program. Each call starts clean, unless it is asked to share its state with others."""
 
     class Parameters(ToolParameters):
         code: str = Field(description="Python code to execute")
@@ -127,7 +175,9 @@ class ShellExecutor(TextTool):
     """Execute a shell command: a line for bash, or a program with its arguments."""
 
     class Parameters(ToolParameters):
-        command: str | list[str] = Field(description="A line for bash, or a list of a program and its arguments")
+        command: Annotated[str | list[str], must_be("a line, or a list of a program and its arguments")] = Field(
+            description="A line for bash, or a list of a program and its arguments"
+        )
         timeout: Seconds | None = Field(default=None, description="Execution timeout in seconds")
 
     async def execute(
@@ -141,7 +191,7 @@ class ShellExecutor(TextTool):
 
 @register_tool("multi_code_executor")
 class MultiCodeExecutor(TextTool):
-    """Execute a program in one of many languages; it is compiled first where it must be."""
+    """Execute a program in one of many languages. It is compiled first if its language needs that."""
 
     class Parameters(ToolParameters):
         language: str = Field(description="The language", json_schema_extra={"enum": [*LANGUAGES]})
@@ -168,57 +218,36 @@ class MultiCodeExecutor(TextTool):
             unknown = str(error).startswith("language:")
             words = f"Unsupported language: {language}; known: {', '.join(LANGUAGES)}"
             return self.failure(words if unknown else f"Invalid input: {error}")
-        known, folder = LANGUAGES[spec.runs], f".code-{secrets.token_hex(4)}"
-        given = files_of(spec) | {filled(known.main, spec): code.encode()}
-        argv = tuple(filled(word, spec) for word in known.run) or ("python3", known.main)
+        todo, folder = steps(spec), f".code-{secrets.token_hex(4)}"
+        given = todo.files | {todo.main: code.encode()}
         here = f"{sandbox_context.config.working_dir}/{folder}"
-        env = {name: value.replace("/box", here) for name, value in known.env.items()}
+        env = {name: value.replace("/box", here) for name, value in todo.env.items()}
         run_timeout, messages = self.seconds(sandbox_context, run_timeout), ""
         try:
-            if known.compile:
-                compile_timeout = compile_timeout or COMPILE.wall
-                command = Command(
-                    argv=("sh", "-c", filled(known.compile, spec)), env=env, files=given, cwd=folder,
-                    wall_seconds=compile_timeout,
-                )  # fmt: skip
+            if todo.compile:
+                seconds = compile_timeout or COMPILE.wall
+                compiler = ("sh", "-c", todo.compile)
+                command = Command(argv=compiler, env=env, files=given, cwd=folder, wall_seconds=seconds)
                 made = await sandbox_context.execute(command)
                 messages, given = made.stdout + made.stderr, {}
                 if made.status is not ExecutionStatus.SUCCESS:
                     made.stdout, made.stderr, made.metadata["phase"] = "", messages, "compile"
-                    refused = self.of_command(made, compile_timeout, "Compilation")
-                    return await self._lacking(sandbox_context, known, spec) or refused
+                    refused = self.of_command(made, seconds, "Compilation")
+                    return await self._lacking(sandbox_context, spec) or refused
+            argv = todo.run or ("python3", todo.main)
             command = Command(argv=argv, env=env, files=given, cwd=folder, wall_seconds=run_timeout)
             done = await sandbox_context.execute(command, stdin)
         finally:
             await sandbox_context.execute_command(["rm", "-rf", folder])
-        if done.exit_code == NOT_FOUND and (lacking := await self._lacking(sandbox_context, known, spec)):
+        if done.exit_code == NOT_FOUND and (lacking := await self._lacking(sandbox_context, spec)):
             return lacking
         result = self.of_command(done, run_timeout)
         result.metadata |= {"phase": "run"} | ({"compiler": messages} if messages else {})
         return result
 
-    async def _lacking(self, sandbox: Place, language: Language, spec: JobSpec) -> ToolResult | None:
-        """In words, if it was not the program's fault."""
-        there = await sandbox.execute_command(f"command -v {language.needs}")
-        if there.status is ExecutionStatus.SUCCESS:
+    async def _lacking(self, sandbox: Place, spec: JobSpec) -> ToolResult | None:
+        """Return a failure if the sandbox lacks what the language needs, as this is not the program's fault."""
+        found = await sandbox.execute_command(f"command -v {LANGUAGES[spec.runs].needs}")
+        if found.status is ExecutionStatus.SUCCESS:
             return None
-        return self.failure(
-            f"There is no {language.needs} in this sandbox, which {spec.runs} needs: name an image that has it"
-        )
-
-
-def _beside(language: Language, spec: JobSpec) -> dict[str, bytes]:
-    """The files of a job; one in the place of the program is the program."""
-    main = filled(language.main, spec)
-    return {path: content for path, content in files_of(spec).items() if path != main}
-
-
-@lru_cache(maxsize=256)
-def _habits(check: str) -> tuple[tuple[str, ...], bool]:
-    """The modules that a check imports, and those that they are in; and whether it leaves their functions alone."""
-    found: dict[str, None] = {}
-    for several, one in _IMPORT.findall(check):
-        for name in re.findall(r"[\w.]+", re.sub(r"\bas\s+\w+", "", several or one)):
-            parts = name.split(".")
-            found |= dict.fromkeys(".".join(parts[: length + 1]) for length in range(len(parts)))
-    return tuple(found), not _PATCH.search(check) and {*found, "builtins"}.isdisjoint(_ASSIGNED.findall(check))
+        return self.failure(f"This sandbox {lacks(spec)}: choose an image that has it")

@@ -1,4 +1,4 @@
-"""Files in a sandbox's working folder, and nowhere else."""
+"""The tool that reads and writes files in a sandbox's working folder, and nowhere else."""
 
 import base64
 import codecs
@@ -6,25 +6,26 @@ import re
 
 from pydantic import Field
 
-from schemas.sandbox import ExecutionStatus, ToolResult
-from worker.tools.base import Place, Tool, ToolParameters
-from worker.tools.registry import register_tool
+from evalpool.schemas.sandbox import ExecutionStatus, ToolResult
+from evalpool.worker.sandbox.base import End
+from evalpool.worker.tools.base import Place, Tool, ToolParameters
+from evalpool.worker.tools.registry import register_tool
 
 OPERATIONS = ("create", "read", "write", "delete", "list", "exists")
 ENCODINGS = re.compile(
     r"ascii|utf-(8|8-sig|16|32|16-[bl]e|32-[bl]e)|iso8859-\d+|cp\d+|gb.*|big5.*|shift_jis.*|euc_.*|koi8.*|mac.*"
 )
-"""Python has others, of which some take hours for a long text."""
+"""The encodings that are supported. Some others of Python take hours for a long text."""
 ISOLATED = "import posix, sys; sys.path[:] = [p for p in sys.path if p not in ('', '/tmp', posix.getcwd())]\n"
-"""Before a script of ours: no module that somebody has put into the working folder takes the place of a real one."""
+"""The first line of our own scripts. It keeps files in the working folder from being imported as modules."""
 INSIDE = '''
 import os, stat, sys
 operation, path = sys.argv[1:]
 parts = [part for part in path.split("/") if part not in ("", ".")]
 
 def folder(names, make):
-    """Step by step, and never through a link: whatever the path says, this cannot leave."""
-    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    """Open a folder step by step and never through a link, so that no path can lead out."""
+    fd = os.open("/" if path.startswith("/") else ".", os.O_RDONLY | os.O_DIRECTORY)
     for name in names:
         if make:
             try: os.mkdir(name, dir_fd=fd)
@@ -58,7 +59,7 @@ try:
     elif operation == "read":
         with open(regular(), "rb") as file:
             copy(file, sys.stdout.buffer)
-    elif operation in ("create", "write"):  # beside, and then in its place: what fails changes nothing
+    elif operation in ("create", "write"):  # first beside the old file: a failure changes nothing
         fd, mode, aside = folder(parts[:-1], True), 0o644, f".{os.urandom(8).hex()}"
         try:
             old = os.stat(parts[-1], dir_fd=fd, follow_symlinks=False).st_mode
@@ -86,10 +87,10 @@ try:
         except FileNotFoundError:
             pass
 except OSError as error:
-    links = {40: "a link is in the way, and links are not followed", 20: "it or a part of it is a link, or no folder"}
+    links = {40: "a link is in the way, and links are not followed", 20: "a part of it is a link or not a folder"}
     sys.exit(f"{path}: {links.get(error.errno) or error.strerror or error}")
 '''
-"""Runs as the sandbox's own user: it could not do more than any program there, and does less."""
+"""Runs inside, as the sandbox's own user, and so has no more rights than any program there."""
 
 
 @register_tool("file_operation")
@@ -101,9 +102,11 @@ class FileOperation(Tool):
             description="What to do",
             json_schema_extra={"enum": [*OPERATIONS]},
         )
-        file_path: str = Field(description="A path in the working folder, absolute or relative to it")
+        file_path: str = Field(description="A path in the working folder, absolute or relative to it", max_length=4096)
         content: str | None = Field(default=None, description="The text to write")
-        encoding: str = Field(default="utf-8", description="How text becomes bytes; base64 for any bytes")
+        encoding: str = Field(
+            default="utf-8", description="How text becomes bytes; base64 for any bytes", max_length=100
+        )
 
     async def execute(
         self,
@@ -113,20 +116,14 @@ class FileOperation(Tool):
         content: str | None = None,
         encoding: str = "utf-8",
     ) -> ToolResult:
-        if operation not in OPERATIONS:
-            return self.failure(f"Unknown operation: {operation}; known: {', '.join(OPERATIONS)}")
-        if not file_path.strip():
-            return self.failure("No file path provided")
-        if operation == "write" and content is None:
-            return self.failure("Content is required for write operation")
-        path = confined(file_path, sandbox_context.config.working_dir)
+        home, binary = sandbox_context.config.working_dir, encoding == "base64"
+        path = confined(file_path, home)
+        if problem := _problem(operation, file_path, content):
+            return self.failure(problem)
         if path is None:
-            return self.failure(f"Path is outside of {sandbox_context.config.working_dir}: {file_path}")
-        binary = encoding == "base64"
+            return self.failure(f"Path is outside of {home}: {file_path}")
         try:
-            if not binary and not ENCODINGS.fullmatch(codecs.lookup(encoding).name):
-                raise LookupError(f"{encoding} is not taken; utf-8, utf-16, latin-1 and their like are")
-            data = base64.b64decode(content or "", validate=True) if binary else (content or "").encode(encoding)
+            data = _bytes(content or "", encoding)
         except (LookupError, ValueError) as error:
             return self.failure(f"encoding: {error}")
         result = await sandbox_context.execute_python(
@@ -134,9 +131,9 @@ class FileOperation(Tool):
             encoding="utf-8" if operation != "read" else "latin-1" if binary else encoding,
         )  # fmt: skip
         if result.status is not ExecutionStatus.SUCCESS:
-            why = result.stderr.strip() or f"it ended with {result.status}"
-            if result.metadata.get("ended") == "output":
-                why = f"{path} has more bytes than a tool's output may; `get_file` gives all of them"
+            why = result.stderr.strip() or f"the script ended with {result.status}"
+            if result.metadata.get("ended") == End.OUTPUT:
+                why = f"{path} is larger than the output of a tool may be; `get_file` returns all of it"
             return self.failure(f"{operation} failed: {why}", status=result.status)
         if binary and operation == "read":
             return self.result(base64.b64encode(result.stdout.encode("latin-1")).decode())
@@ -144,8 +141,29 @@ class FileOperation(Tool):
         return self.result({"create": written, "write": written, "delete": deleted}.get(operation, result.stdout))
 
 
+def _problem(operation: str, file_path: str, content: str | None) -> str:
+    """Return what is wrong with the parameters, or nothing."""
+    if operation not in OPERATIONS:
+        return f"Unknown operation: {operation}; known: {', '.join(OPERATIONS)}"
+    if not file_path.strip():
+        return "No file path provided"
+    if operation == "write" and content is None:
+        return "Content is required for write operation"
+    return ""
+
+
+def _bytes(content: str, encoding: str) -> bytes:
+    """Return the bytes of a text. Raises `LookupError` or `ValueError` if the encoding is not allowed or does not
+    fit."""
+    if encoding == "base64":
+        return base64.b64decode(content, validate=True)
+    if not ENCODINGS.fullmatch(codecs.lookup(encoding).name):
+        raise LookupError(f"{encoding} is not supported; utf-8, utf-16, latin-1 and similar encodings are")
+    return content.encode(encoding)
+
+
 def confined(path: str, home: str) -> str | None:
-    """Relative to the working folder; nothing if it is not in there. Links are a matter of the other side."""
+    """Return a path relative to the working folder, or `None` if it leads out of it. Links are checked inside."""
     if "\0" in path:
         return None
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""A Python interpreter that stays: cells share their state, and show more than text."""
+"""The notebook tool: a Python interpreter that goes on running, so that cells share their state and can show images."""
 
 import asyncio
 import json
@@ -7,58 +7,107 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import ijson
 from pydantic import Field
 
-from schemas.errors import SandboxLost
-from schemas.job import Case, JobSpec
-from schemas.sandbox import LONGEST_SECONDS, ExecutionStatus, ToolResult
-from worker.sandbox.base import SIDE, STDERR, STDOUT, Command, Program, Running
-from worker.tools.base import JobTool, Place, Seconds, ToolParameters, files_of
-from worker.tools.cell import Cell
-from worker.tools.files import ISOLATED
-from worker.tools.registry import register_tool
+from evalpool.schemas.errors import SandboxLost
+from evalpool.schemas.job import Case, JobSpec
+from evalpool.schemas.sandbox import LONGEST_SECONDS, ExecutionStatus, ToolResult
+from evalpool.worker.sandbox.base import SIDE, STDERR, STDOUT, Command, End, Program, Running
+from evalpool.worker.tools.base import JobTool, Place, Seconds, ToolParameters, files_of
+from evalpool.worker.tools.files import ISOLATED
+from evalpool.worker.tools.registry import register_tool
 
 START_SECONDS = 30.0
 GRACE_SECONDS = 2.0
-"""How long a cell that was interrupted may take to end, and the state it had is kept."""
+"""How long a cell may take to end after an interrupt. If it takes longer, the state is lost."""
 BARRIER_SECONDS = 1.0
 CELL_BYTES, IDLE_BYTES = 64 << 20, 4 << 20
-"""What may come of one cell beside its output; and of threads that it has left behind, until the next."""
+"""How many bytes one cell may send in addition to its output, and how many its threads may send before the next
+cell."""
 DISPLAYS = 1000
-"""Most that one cell can show."""
-SMALL, PARTS = 1 << 16, 4096
-"""Bytes of a message that is read at once; and what a larger one may consist of."""
-ENDED = "The interpreter had ended since the last cell: what earlier cells defined is lost."
+"""How many things one cell can show."""
+LINE, NOISE = 256, 16 << 10
+"""How many bytes a message counts for in addition to its own, and a line that is not a message, which only malicious
+code sends."""
+LARGE, SMALL, PARTS = 16 << 20, 1 << 16, 4096
+"""The most bytes of a message, of what is in it beside its strings, and the most strings in it."""
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A JSON string, even without an end. It matches wherever it is tried, so that a message is read in one pass."""
+ENDED = "The interpreter has ended since the last cell, so all variables of earlier cells are lost."
 ENV = {"MPLBACKEND": "Agg", "PYTHONUNBUFFERED": "1"}
 
 
 @lru_cache(maxsize=1)
 def source() -> str:
-    """The program that runs inside: two modules of ours as one text."""
-    mime, kernel = (Path(__file__).with_name(name).read_text() for name in ("mime.py", "kernel.py"))
-    apart = re.compile(r"^from (__future__|worker\.tools\.mime) import .*\n", re.MULTILINE)
-    return "from __future__ import annotations\n" + ISOLATED + apart.sub("", mime + kernel)
+    """Return the program that runs inside the sandbox."""
+    kernel = Path(__file__).with_name("notebook_kernel.py").read_text()
+    first = "from __future__ import annotations\n"
+    return first + ISOLATED + kernel.replace(first, "", 1)
+
+
+class Cell:
+    """What one cell has printed and shown, and how it ended."""
+
+    def __init__(self, cap: int) -> None:
+        self.cap = cap
+        self._texts = {STDOUT: bytearray(), STDERR: bytearray()}
+        self.truncated = False
+        self.displays: list[dict[str, str]] = []
+        self.value: dict[str, str] | None = None
+        self.trouble: dict[str, str] | None = None
+        self.status = ExecutionStatus.SUCCESS
+        self.note = ""
+        self.state = "kept"
+        """`kept` if the variables of earlier cells are still there, or else `lost`."""
+
+    def write(self, stream: int, data: bytes) -> bool:
+        """Add output. Returns whether it is above the limit."""
+        room = self.cap - len(self._texts[stream])
+        self._texts[stream] += data[:room]
+        self.truncated = self.truncated or len(data) > room
+        return self.truncated
+
+    @property
+    def stdout(self) -> str:
+        """What the cell printed."""
+        return self._texts[STDOUT].decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """What the cell wrote to standard error."""
+        return self._texts[STDERR].decode("utf-8", "replace")
+
+    @property
+    def complaint(self) -> str | None:
+        """The error output of the cell, its traceback and our note; `None` if there is nothing of that."""
+        trace = str((self.trouble or {}).get("traceback", ""))
+        return "\n".join(part for part in (self.stderr.rstrip("\n"), trace.rstrip("\n"), self.note) if part) or None
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What the cell showed, and whether its state is kept."""
+        return {"state": self.state, "displays": self.displays, "result": self.value, "truncated": self.truncated}
 
 
 class Kernel:
-    """One interpreter in a sandbox, started when it is needed. It runs one cell at a time; others wait their turn.
+    """One interpreter in a sandbox, started when it is needed. It runs one cell at a time.
 
-    What it says is the word of the code that runs in it: it is passed on, and nothing here depends on it.
+    Its messages may come from the code that runs in it. They are passed on, and nothing here relies on them.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
         self._running: Running | None = None
         self._cell: Cell | None = None
-        """The one that runs, or that nobody waits for any more."""
+        """The cell that runs, even if nobody waits for it any more."""
         self._number = 0
         self._line = bytearray()
         self._room = 0
-        """Bytes that may still come beside a cell's output; or in all, while none runs."""
+        """How many bytes may still come in addition to a cell's output, or in all while no cell runs."""
         self._barrier = b""
         self._passed: set[int] = set()
         self._tail = {STDOUT: b"", STDERR: b""}
@@ -66,7 +115,7 @@ class Kernel:
         self._ready = self._done = self._interrupted = self._abandoned = False
 
     async def run(self, place: Place, code: str, timeout: float) -> Cell:
-        """One cell. Where it does not end in time it is interrupted; where that does not help, the state is lost."""
+        """Run one cell. A cell that does not end in time is interrupted; if that does not help, the state is lost."""
         async with self._lock:
             cell = Cell(place.config.resource_limits.output_bytes)
             if self._abandoned and not await self._within(GRACE_SECONDS, lambda: self._done):
@@ -74,12 +123,12 @@ class Kernel:
                 cell.state, cell.note = "lost", ENDED
             self._abandoned, self._cell = False, None
             if self._dead():
-                if self._running is not None:  # it has ended by itself since the last cell
+                if self._running is not None:  # the interpreter has ended by itself since the last cell
                     cell.state, cell.note = "lost", ENDED
                 await self._start(place)
             try:
                 await self._execute(cell, code, timeout)
-            except asyncio.CancelledError:  # whoever waited is gone: the cell must not run on, but the state may stay
+            except asyncio.CancelledError:  # nobody waits for the cell, so it must not run on, but the state may stay
                 self._abandoned = True
                 if self._running is not None:
                     self._running.interrupt()
@@ -88,7 +137,7 @@ class Kernel:
             return cell
 
     async def interrupt(self) -> bool:
-        """As Control-C would; whether there was a cell to interrupt."""
+        """Interrupt the running cell as Control-C would. Returns whether there was one."""
         if self._running is None or self._cell is None or self._done:
             return False
         self._interrupted = True
@@ -96,7 +145,7 @@ class Kernel:
         return True
 
     async def restart(self) -> None:
-        """Forget everything. A cell that runs is ended."""
+        """End the interpreter, with all variables and a cell that runs."""
         if self._cell is not None:
             self._cell.note = "The kernel was restarted while the cell ran."
         await self._end()
@@ -115,7 +164,7 @@ class Kernel:
             raise SandboxLost("the notebook's interpreter did not start")
 
     async def _within(self, seconds: float, reached: Callable[[], bool]) -> bool:
-        """Wait until it is so, or the interpreter is dead, or it takes too long; whether it is so."""
+        """Wait until the condition holds, the interpreter has ended or the time is over. Returns whether it holds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not reached() and self._running is not None and not self._running.over.done():
@@ -134,20 +183,22 @@ class Kernel:
         request = {"id": self._number, "code": code, "barrier": token}
         self._running.feed(json.dumps(request).encode() + b"\n")
         if not await self._within(timeout, lambda: self._done) and not self._dead():
-            cell.status = ExecutionStatus.TIMEOUT  # let it end by itself, with its state
+            cell.status = ExecutionStatus.TIMEOUT  # the interrupt lets it end by itself, with its state
             self._running.interrupt()
             if not await self._within(GRACE_SECONDS, lambda: self._done):
                 await self._end()
         if self._done:
-            await self._within(BARRIER_SECONDS, lambda: self._passed >= {STDOUT, STDERR})  # if the cell has let them
+            await self._within(BARRIER_SECONDS, lambda: self._passed >= {STDOUT, STDERR})  # unless the cell closed them
         else:
             self._lost(cell)
         if cell.status is ExecutionStatus.TIMEOUT:
             kept = "the variables of earlier cells are kept" if cell.state == "kept" else "all variables are lost"
             cell.note = f"Execution timed out after {timeout:g} seconds; {kept}."
         elif cell.truncated and cell.status is not ExecutionStatus.SUCCESS:
-            cell.trouble = None  # how we have stopped it
-            cell.note = f"It was stopped: it wrote more than {cell.cap:,} bytes to one stream, or showed too much."
+            cell.trouble = None  # our own interrupt
+            cell.note = (
+                f"The cell was stopped: it wrote more than {cell.cap:,} bytes to one stream, or showed too much."
+            )
 
     def _dead(self) -> bool:
         return self._running is None or self._running.over.done()
@@ -157,22 +208,17 @@ class Kernel:
         if cell.status is ExecutionStatus.SUCCESS:
             cell.status = ExecutionStatus.ERROR
         if cell.status is ExecutionStatus.ERROR and cell.note in ("", ENDED):
-            cell.note = "The interpreter died, and with it all variables."
+            cell.note = "The interpreter died, and all variables are lost."
             over = self._running.over if self._running else None
-            if over is not None and over.done() and (over.exception() or over.result().ended == "stopped"):
+            if over is not None and over.done() and (over.exception() or over.result().ended is End.STOPPED):
                 cell.status = ExecutionStatus.CANCELLED
-                cell.note = "The sandbox has ended or was reset, and with it all variables."
+                cell.note = "The sandbox has ended or was reset, and all variables are lost."
             elif over is not None and over.done() and over.result().oom_kills:
-                cell.note = "The interpreter was killed for memory, and with it all variables are lost."
+                cell.note = "The interpreter was killed because it ran out of memory, and all variables are lost."
 
     def _hear(self, stream: int, data: bytes) -> None:
-        if stream == SIDE or self._cell is None:
-            self._room -= len(data)
-            if self._room < 0 and self._running is not None:  # nothing that is honest says so much
-                if self._cell is not None:
-                    self._cell.truncated = True
-                self._running.stop()
-                return
+        if (stream == SIDE or self._cell is None) and not self._afford(len(data)):
+            return
         if stream == SIDE:
             self._listen(data)
             return
@@ -191,17 +237,30 @@ class Kernel:
             if self._running is not None:
                 self._running.interrupt()
 
+    def _afford(self, cost: int) -> bool:
+        """Take this many bytes from the room that is left. If there is not enough, stop the interpreter and return
+        False."""
+        self._room -= cost
+        if self._room >= 0 or self._running is None:
+            return True
+        if self._cell is not None:
+            self._cell.truncated = True
+        self._running.stop()
+        return False
+
     def _listen(self, data: bytes) -> None:
-        """Whole lines of its own channel are messages; what is none, a cell has written there."""
+        """Read messages, one per line, from the kernel's own channel, where cells can write as well."""
         ends = data.rfind(b"\n") + 1
         if not ends:
             self._line += data
             return
         lines, self._line = bytes(self._line) + data[:ends], bytearray(data[ends:])
-        for line in lines.splitlines():
+        for line in filter(None, lines.split(b"\n")):
             message = _parsed(line)
             if isinstance(message, dict):
                 self._take(message)
+            if not self._afford(LINE if isinstance(message, dict) else NOISE):
+                return
 
     def _take(self, message: dict[str, Any]) -> None:
         cell = self._cell
@@ -220,7 +279,7 @@ class Kernel:
         self._changed.set()
         cell.value, cell.trouble = _texts(message.get("result")), _texts(message.get("error"))
         if cell.trouble and cell.trouble.get("name") == "SystemExit" and cell.trouble.get("value") in ("", "0"):
-            cell.trouble = None  # it wanted to end well
+            cell.trouble = None  # the cell wanted to end without an error
         if cell.status is ExecutionStatus.SUCCESS and cell.trouble is not None:
             cell.status = ExecutionStatus.CANCELLED if self._interrupted else ExecutionStatus.ERROR
 
@@ -234,23 +293,24 @@ class Kernel:
 
 
 def _parsed(line: bytes) -> Any:
-    """A message, if it is one. A large one has large texts in it, and not many of anything: a list of a million lists
-    would take thirty times its own size."""
+    """Return a message, or `None` if the line is not one. A large message must consist of a few large strings, since a
+    list of a million lists would take thirty times its own size."""
     try:
-        if len(line) <= SMALL:
-            return json.loads(line)
-        builder = ijson.ObjectBuilder()
-        for number, (event, value) in enumerate(ijson.basic_parse(line)):
-            if number > PARTS:
-                return None
-            builder.event(event, value)
-        return builder.value
-    except (ValueError, RecursionError, ijson.JSONError):
+        return json.loads(line) if len(line) <= SMALL or _modest(line) else None
+    except (ValueError, RecursionError):
         return None
 
 
+def _modest(line: bytes) -> bool:
+    if len(line) > LARGE:
+        return False
+    texts = [found.span() for found in islice(_TEXT.finditer(line), PARTS + 1)]
+    return len(texts) <= PARTS and len(line) - sum(end - start for start, end in texts) <= SMALL
+
+
 def _texts(given: Any) -> dict[str, str] | None:
-    """By name; whatever else a cell has put there is left out, and what no text can be made of is replaced."""
+    """Return the strings of a message by name. Everything else is left out, and characters that are not valid are
+    replaced."""
     if not isinstance(given, dict):
         return None
     return {_text(name): _text(words) for name, words in given.items() if isinstance(words, str)}
@@ -262,13 +322,13 @@ def _text(words: str) -> str:
 
 @register_tool("notebook_executor")
 class NotebookExecutor(JobTool):
-    """Execute a cell of Python in a notebook: variables stay for the next one; the last value and plots are shown."""
+    """Execute a Python cell in a notebook. Variables are kept for the next cell; the last value and plots are shown."""
 
     class Parameters(ToolParameters):
         code: str = Field(default="", description="The cell")
         timeout: Seconds | None = Field(default=None, description="Seconds until the cell is interrupted")
         action: Literal["execute", "interrupt", "restart"] = Field(
-            default="execute", description="Execute the cell; or interrupt the one that runs; or forget all variables"
+            default="execute", description="Execute the cell, interrupt the running cell, or restart without variables"
         )
 
     def __init__(self, **options: Any) -> None:
@@ -279,10 +339,10 @@ class NotebookExecutor(JobTool):
         self, sandbox_context: Place, code: str = "", timeout: float | None = None, action: str = "execute"
     ) -> ToolResult:
         if action != "execute" and code.strip():
-            return self.failure(f"Invalid input: code: {action} takes none")
+            return self.failure(f"Invalid input: code must be empty for {action}")
         if action == "restart":
             await self._kernel.restart()
-            return self.result("Restarted: all variables are gone")
+            return self.result("Restarted: all variables are lost")
         if action == "interrupt":
             hit = await self._kernel.interrupt()
             return self.result("Interrupted" if hit else "No cell is running")
@@ -296,7 +356,7 @@ class NotebookExecutor(JobTool):
         return self.result(text, status=cell.status, error=cell.complaint, metadata=cell.metadata)
 
     def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
-        """A whole notebook, from a clean start: cells are divided by lines with `# %%`."""
+        """Return a program that runs a whole notebook from a clean start. Lines with `# %%` divide its cells."""
         given = spec if case is None else case
         return Program(
             code=spec.code.encode(),

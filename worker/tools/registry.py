@@ -1,4 +1,4 @@
-"""The tools by name."""
+"""The registry of all tools, by name."""
 
 import inspect
 import re
@@ -7,18 +7,18 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from schemas.job import ALIASES
-from worker.tools.base import JobTool, Tool, ToolOptions
+from evalpool.schemas.job import ALIASES
+from evalpool.worker.tools.base import JobTool, Tool, ToolOptions
 
 T = TypeVar("T", bound=type[Tool])
 
 _classes: dict[str, type[Tool]] = {}
 TOOLS: dict[str, JobTool] = {}
-"""Those that a job can name, ready for use."""
+"""The tools that a job can name, ready for use."""
 
 
 def register_tool(name: str) -> Callable[[T], T]:
-    """Make a class known as the tool of this name; a later one takes the place of an earlier one."""
+    """Register a class as the tool of this name. A later class replaces an earlier one."""
 
     def register(tool: T) -> T:
         ToolFactory.register_tool(name, tool)
@@ -39,16 +39,18 @@ class ToolFactory:
 
     @staticmethod
     def register_tool(name: str, tool: type[Tool]) -> None:
-        """Make it known; whatever is wrong with the class is said here, and not at its first use."""
+        """Register a class. Raises `ValueError` or `TypeError` if the name or the class is not valid."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(f"register_tool: {name!r} is no name for a tool: letters, digits, _ and -, 64 at most")
+            raise ValueError(
+                f"register_tool: {name!r} is not a valid name for a tool; it must have 1 to 64 letters, digits, _ or -"
+            )
         if not isinstance(tool, type) or not issubclass(tool, Tool):
-            raise TypeError(f"register_tool({name!r}): {tool!r} is no subclass of Tool")
+            raise TypeError(f"register_tool({name!r}): {tool!r} is not a subclass of Tool")
         wrong = {
-            "Parameters: it must be a class of pydantic's BaseModel": not _is(tool.Parameters, BaseModel),
-            "Options: it must be a class of ToolOptions": not _is(tool.Options, ToolOptions),
-            "execute: it must be a coroutine (async def)": not inspect.iscoroutinefunction(tool.execute),
-            "its docstring is missing, which tells models what it is for": not tool.__doc__,
+            "Parameters must be a subclass of pydantic's BaseModel": not _is(tool.Parameters, BaseModel),
+            "Options must be a subclass of ToolOptions": not _is(tool.Options, ToolOptions),
+            "execute must be a coroutine (async def)": not inspect.iscoroutinefunction(tool.execute),
+            "the docstring, which tells models what the tool is for, is missing": not tool.__doc__,
         }
         for what, is_so in wrong.items():
             if is_so:
@@ -60,7 +62,7 @@ class ToolFactory:
 
     @staticmethod
     def create_tool(name: str, **options: Any) -> Tool:
-        """A tool of its own for one sandbox."""
+        """Make a tool for one sandbox. Raises `ValueError` if the name is not known."""
         if ALIASES.get(name, name) not in _classes:
             known = ", ".join(ToolFactory.get_available_tools())
             raise ValueError(f"tools_config: there is no tool {name!r}; known: {known}")
@@ -68,5 +70,5 @@ class ToolFactory:
 
     @staticmethod
     def get_available_tools() -> list[str]:
-        """Their names."""
+        """Return the names of all tools."""
         return sorted(_classes)

@@ -1,4 +1,4 @@
-"""Batches, jobs, results, cases."""
+"""The tables of batches, jobs, results and cases."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Messages that nobody could read."""
+"""The table of dead letters: messages that no worker could read."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """A place for them."""
+    """Create the table."""
     op.create_table(
         "letters",
         sa.Column("id", sa.Integer(), primary_key=True),
@@ -22,5 +22,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Without."""
+    """Drop the table."""
     op.drop_table("letters")

@@ -1,4 +1,4 @@
-"""Jobs that Redis was not told of are found without a look at those that it was."""
+"""An index for jobs that were not yet announced to Redis, so that finding them does not read all others."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,11 +10,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """An index that is nearly always empty."""
+    """Create the index, which is nearly always empty."""
     silent = sa.text("state = 'queued' AND published_at IS NULL")
     op.create_index("ix_jobs_unannounced", "jobs", ["id"], sqlite_where=silent, postgresql_where=silent)
 
 
 def downgrade() -> None:
-    """Without."""
+    """Drop the index."""
     op.drop_index("ix_jobs_unannounced", "jobs")

@@ -1,4 +1,4 @@
-"""Identical jobs that share a result; how a batch was made; how near a limit a result is."""
+"""Columns for identical jobs that share a result, for how a batch was made, and for how near a limit a result is."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Columns, and the two indexes that find twins."""
+    """Add the columns, and two indexes that find identical jobs."""
     op.add_column("batches", sa.Column("about", sa.Text()))
     op.add_column("jobs", sa.Column("digest", sa.String()))
     op.add_column("jobs", sa.Column("twin_of", sa.String()))
@@ -27,7 +27,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Without."""
+    """Drop the indexes and the columns."""
     for index in ("ix_jobs_twins", "ix_jobs_digest"):
         op.drop_index(index, "jobs")
     for table, columns in {

@@ -53,5 +53,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Refuse: texts are stored compressed and once since, and the version before would read them as they are."""
+    """Raise an error: texts are stored compressed now, and the version before would not decompress them."""
     raise RuntimeError("schema 0005 cannot be downgraded: restore the backup that was made before the upgrade")

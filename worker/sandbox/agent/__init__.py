@@ -1,21 +1,26 @@
-"""What runs inside a sandbox, and how it gets there: the modules here are sent over the attached stream."""
+"""The agent, which runs inside a sandbox, and how it gets there: its modules are sent over the attached stream."""
 
 import hashlib
 import json
 from functools import lru_cache
 from pathlib import Path
 
-from worker.sandbox.agent.wire import HEAD
+from evalpool.worker.sandbox.agent.wire import HEAD, Config
 
-MODULES = ("wire", "kernel", "filter", "interpreter", "program", "watch", "reset", "keeper", "session", "main")
-"""In the order of their imports."""
+MODULES = (
+    "words", "wire", "kernel", "filter", "explanation", "snapshot", "interpreter", "program", "watch", "reset",
+    "keeper", "session", "main",
+)  # fmt: skip
+"""The agent's modules, in the order of their imports."""
+COLD = ("words", "explanation", "snapshot", "interpreter")
+"""Those of them that a cold interpreter is given, as one text."""
 
 USUAL = (
     "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
     "typing",
 )  # fmt: skip
-"""What programs import most: the warm interpreter has it before they ask. `typing` alone takes longer than a fork; but
-every page that these fill is copied, or at least mapped, for every program, so it is only a few."""
+"""Modules that programs import most, which the warm interpreter has already. `typing` alone takes longer to import than
+a fork; but every page that these modules fill is copied, or at least mapped, for every program, so there are few."""
 
 BOOTSTRAP = """
 import json, os, sys, types
@@ -40,23 +45,24 @@ for name, source in sources:
     setattr(package, name, module)
 package.main.main(config)
 """
-"""The container's whole command line: it reads the agent from standard input and becomes it."""
+"""The container's whole command: it reads the agent from standard input and becomes it."""
 
 
 @lru_cache(maxsize=1)
 def sources() -> bytes:
-    """The agent's modules, in order."""
+    """Return the agent's modules and their sources, in order, as JSON."""
     here = Path(__file__).parent
     return json.dumps([(name, (here / f"{name}.py").read_text()) for name in MODULES]).encode()
 
 
 def version() -> str:
-    """Changes with every change of the agent."""
+    """Return a name for this text of the agent, which is another after every change."""
     return hashlib.sha256(sources()).hexdigest()[:16]
 
 
-def first_frame(config: dict[str, object]) -> bytes:
-    """What a new container is sent: its configuration, and the agent."""
-    cold = (Path(__file__).parent / "interpreter.py").read_text()
-    text = json.dumps(config | {"version": version(), "cold": cold}).encode()
+def first_frame(uid: int, home: str, env: dict[str, str], preload: list[str]) -> bytes:
+    """Return what a new container is sent: its configuration, and the agent's modules."""
+    cold = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in COLD)
+    config = Config(uid=uid, home=home, env=env, preload=preload, version=version(), cold=cold)
+    text = json.dumps(config).encode()
     return HEAD.pack(len(text), len(sources())) + text + sources()

@@ -1,8 +1,8 @@
-"""A second syscall filter, on top of Docker's: what a program to be judged has no business with fails with EPERM.
+"""A second syscall filter, on top of Docker's: calls that no program to be judged needs fail with EPERM.
 
 Docker's own profile, above all an older one, lets through address families and calls that have let programs out of
 containers before. The filter is a few dozen comparisons in the kernel's own bytecode; filters only ever add up, and no
-process can take one off. Numbers belong to one architecture, and every other one is killed at its first call.
+process can remove one. Call numbers belong to one architecture, and a process of any other is killed at its first call.
 """
 
 import ctypes
@@ -11,7 +11,8 @@ import os
 import struct
 
 _X86 = {
-    "arch": 0xC000003E, "socket": 41, "socketpair": 53, "prlimit64": 302, "alien": 0x40000000, "clone": 56,
+    "arch": 0xC000003E, "alien": 0x40000000, "clone": 56, "socket": 41, "socketpair": 53, "setsockopt": 54, "ioctl": 16,
+    "prlimit64": 302,
     "denied": (
         425, 426, 427,            # io_uring_setup, io_uring_enter, io_uring_register
         248, 249, 250,            # add_key, request_key, keyctl
@@ -21,47 +22,65 @@ _X86 = {
         240, 29, 64, 68,          # mq_open, shmget, semget, msgget
         165, 166, 428, 429, 430, 431, 432, 433, 442,  # mount, umount2, open_tree … fspick, mount_setattr
         155, 161, 304,            # pivot_root, chroot, open_by_handle_at
+        154, 447,                 # modify_ldt, memfd_secret
     ),
+    "skipped": (162, 306),        # sync, syncfs
 }  # fmt: skip
 _ARM64 = {
-    "arch": 0xC00000B7, "socket": 198, "socketpair": 199, "prlimit64": 261, "alien": 0xFFFFFFFF, "clone": 220,
+    "arch": 0xC00000B7, "alien": 0xFFFFFFFF, "clone": 220, "socket": 198, "socketpair": 199, "setsockopt": 208,
+    "ioctl": 29, "prlimit64": 261,
     "denied": (
         425, 426, 427, 217, 218, 219, 97, 268, 280, 241, 282, 117, 270, 271, 180, 194, 190, 186,
-        40, 39, 428, 429, 430, 431, 432, 433, 442, 41, 51, 265,
+        40, 39, 428, 429, 430, 431, 432, 433, 442, 41, 51, 265, 447,
     ),
+    "skipped": (81, 267),
 }  # fmt: skip
-_FAMILIES = (1, 2, 10)  # AF_UNIX, AF_INET, AF_INET6; never AF_NETLINK, AF_PACKET, AF_ALG, AF_VSOCK …
+_UNIX, _INET, _INET6 = 1, 2, 10  # the allowed families; never AF_NETLINK, AF_PACKET, AF_ALG, AF_VSOCK …
+_DEFAULT, _TCP, _UDP = 0, 6, 17  # and their protocols; never ICMP (ping), SCTP, UDPLITE, MPTCP …
+_TCP_ULP, _TIOCSETD = 31, 0x5423  # would load a protocol above TCP, or below a terminal, into the kernel
 
 _CLONE3, _NEW = 435, 0x7E020000  # its arguments lie in memory: libraries do without it; all flags for new namespaces
 _LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0 = 0, 4, 16
-_ALLOW, _KILL, _EPERM, _ENOSYS = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
 
 
 def assemble() -> bytes:
-    """The filter's program for this machine; empty where its numbers are not known."""
+    """Return the filter's program for this machine; it is empty if the call numbers of its processor are not known."""
     table = {"x86_64": _X86, "aarch64": _ARM64}.get(os.uname().machine)
     if table is None:
         return b""
     denied: tuple[int, ...] = table["denied"]  # type: ignore[assignment]
-    ends = ["allow", "deny", "absent", "kill"]
+    skipped: tuple[int, ...] = table["skipped"]  # type: ignore[assignment]
+    ends = {
+        "allow": _ALLOW,
+        "deny": _ERRNO | errno.EPERM,
+        "absent": _ERRNO | errno.ENOSYS,
+        "done": _ERRNO,  # reports success at once: the call would wait for all disks of the host
+        "kill": _KILL,
+    }
     code: list[tuple[int, int | str, int | str, int]] = [
         (_LOAD, 0, 0, _ARCH), (_JEQ, 0, "kill", table["arch"]),  # type: ignore[list-item]
         (_LOAD, 0, 0, _NR), (_JGE, "kill", 0, table["alien"]),  # type: ignore[list-item]
-        *((_JEQ, "deny", 0, number) for number in denied),
-        (_JEQ, "absent", 0, _CLONE3), (_JEQ, 0, 2, table["clone"]),  # type: ignore[list-item]
-        (_LOAD, 0, 0, _ARG0), (_JSET, "deny", "allow", _NEW),
-        (_JEQ, 3, 0, table["socket"]), (_JEQ, 2, 0, table["socketpair"]),  # type: ignore[list-item]
-        (_JEQ, 1 + 1 + len(_FAMILIES) + 1, 0, table["prlimit64"]), (_RET, 0, 0, _ALLOW),  # type: ignore[list-item]
-        (_LOAD, 0, 0, _ARG0), *((_JEQ, "allow", 0, family) for family in _FAMILIES), (_RET, 0, 0, _EPERM),
-        (_LOAD, 0, 0, _ARG0), (_JEQ, "allow", "deny", 0),  # prlimit64 of another process
-        (_RET, 0, 0, _ALLOW), (_RET, 0, 0, _EPERM), (_RET, 0, 0, _ENOSYS), (_RET, 0, 0, _KILL),
+        *((_JEQ, "deny", 0, number) for number in denied), *((_JEQ, "done", 0, number) for number in skipped),
+        (_JEQ, "absent", 0, _CLONE3),
+        # One block for each call whose arguments matter; every other call jumps over it.
+        (_JEQ, 0, 2, table["clone"]), (_LOAD, 0, 0, _ARG0), (_JSET, "deny", "allow", _NEW),  # type: ignore[list-item]
+        (_JEQ, 0, 2, table["prlimit64"]), (_LOAD, 0, 0, _ARG0),  # type: ignore[list-item]
+        (_JEQ, "allow", "deny", 0),  # of this process, not of another
+        (_JEQ, 0, 2, table["ioctl"]), (_LOAD, 0, 0, _ARG1), (_JEQ, "deny", "allow", _TIOCSETD),  # type: ignore[list-item]
+        (_JEQ, 0, 4, table["setsockopt"]), (_LOAD, 0, 0, _ARG1), (_JEQ, 0, "allow", _TCP),  # type: ignore[list-item]
+        (_LOAD, 0, 0, _ARG2), (_JEQ, "deny", "allow", _TCP_ULP),
+        (_JEQ, 1, 0, table["socket"]), (_JEQ, 0, "allow", table["socketpair"]),  # type: ignore[list-item]
+        (_LOAD, 0, 0, _ARG0), (_JEQ, "allow", 0, _UNIX), (_JEQ, 1, 0, _INET), (_JEQ, 0, "deny", _INET6),
+        (_LOAD, 0, 0, _ARG2), (_JEQ, "allow", 0, _DEFAULT), (_JEQ, "allow", 0, _TCP), (_JEQ, "allow", "deny", _UDP),
     ]  # fmt: skip
-    first_end = len(code) - len(ends)
+    first_end = len(code)
+    code += [(_RET, 0, 0, value) for value in ends.values()]
 
     def jump(target: int | str, here: int) -> int:
-        return target if isinstance(target, int) else first_end + ends.index(target) - here - 1
+        return target if isinstance(target, int) else first_end + [*ends].index(target) - here - 1
 
     return b"".join(
         struct.pack("HBBI", op, jump(true, here), jump(false, here), k)
@@ -70,7 +89,8 @@ def assemble() -> bytes:
 
 
 def install() -> bool:
-    """For this process and all it will ever start; False where there is none for this architecture."""
+    """Install the filter for this process and all that it will ever start; return False if there is none for this
+    processor."""
     program = assemble()
     if not program:
         return False

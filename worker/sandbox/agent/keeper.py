@@ -1,7 +1,7 @@
-"""The one who watches a command of a session: a fork of the agent, still root.
+"""The keeper, which watches one command of a session: a fork of the agent, still root.
 
-It feeds the command, passes its output on as it comes, stops it in time, and adopts whatever it leaves behind, so that
-all of it can be found and killed.
+A keeper feeds its command, passes the output on as it comes, stops the command in time, and adopts whatever it leaves
+behind, so that all of it can be found and killed.
 """
 
 import os
@@ -12,57 +12,53 @@ from collections.abc import Callable
 from typing import Any
 
 from . import kernel, wire
-from .program import BORN, Job
+from .program import Job
+from .words import BORN, FULL, NOT_BORN, SIDE, STDERR, STDOUT
 
 NOT_STARTED: dict[str, object] = {
-    "ended": "itself", "exit_code": 125, "signal": None, "said": "full", "stdout_total": 0, "stderr_total": 0,
+    **wire.ended("itself", NOT_BORN << 8, FULL, 0, 0),
     "wall_seconds": 0, "cpu_seconds": 0, "memory_bytes": 0, "oom_kills": 0,
 }  # fmt: skip
-"""The end of a command for which there was no process left."""
+"""The end of a command that could not be started, because no process was left for it."""
 CHUNK = 1 << 15
-"""Most bytes of output in one frame."""
+"""Bytes of output in one frame, at most."""
 SAID_BYTES = 64
+"""Bytes of the report that are kept of a command that has no side channel."""
 LONG_SECONDS = 3600.0
+"""How long a keeper waits at a time, at most: `poll` takes no longer waits than 24 days."""
 HEEDED = (signal.SIGINT, signal.SIGTERM)
-"""What a keeper is told by: to interrupt its command, to end it."""
-STDOUT, STDERR, SIDE = 1, 2, 3
-"""The streams of a command; the last is a channel of its own, for those that asked for one."""
-Become = Callable[[dict[str, object], tuple[int, ...], str], Job]
-"""Makes the job of a command, given its five descriptors, and what went wrong before."""
+"""The signals that tell a keeper to interrupt its command, and to end it."""
+Become = Callable[[wire.Start, tuple[int, ...], str], Job]
+"""Makes the job of a command from its request, its five descriptors, and a problem that arose before."""
 
 
 class Keeper:
-    """One command, from the fork to its last dead process; then it ends itself."""
+    """One command, from the fork to the command's last dead process; then the keeper exits."""
 
-    def __init__(self, session: Any, command: int, meta: dict[str, object], inbox: int) -> None:
+    def __init__(self, session: Any, command: int, meta: wire.Start, inbox: int) -> None:
         self.session, self.command, self.meta, self.inbox = session, command, meta, inbox
-        self.limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
+        self.limits = meta["limits"]
         self.ended, self.status, self.cpu, self.rss = "itself", int(signal.SIGKILL), 0.0, 0
         self.total = {STDOUT: 0, STDERR: 0, SIDE: 0}
         self.said = b""
-        self.waiting = bytearray()
+        self.waiting, self.more, self.stdin = bytearray(), True, -1
+        """Input that the command has not taken yet; whether more may come; and the pipe for it."""
 
     def run(self) -> Job | None:
-        """In the command's own process, what is to be done there."""
+        """Start the command, watch it and tell its end. Only the command's own process returns, with its job."""
         try:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         except OSError:
             raise RuntimeError("the container's kernel has no subreapers, which a session needs") from None
-        heard, told = os.pipe()
-        for end in (heard, told):
-            os.set_blocking(end, False)
-        signal.set_wakeup_fd(told)
-        for number in HEEDED:
-            signal.signal(number, _nothing)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
+        heard = _listen()
         oom = self.session.counters.oom_kills()
         (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
             os.pipe() for _ in range(5)
         )
         file, problem = self.meta["file"], ""
         if file:
-            sizes: list[int] = self.meta["sizes"]  # type: ignore[assignment]
-            problem = wire.put(str(file), self.session.body.view(sizes[0], sizes[0] + sizes[1]))
+            sizes = self.meta["sizes"]
+            problem = wire.put(file, self.session.body.view(sizes[0], sizes[0] + sizes[1]))
         started = time.monotonic()
         try:
             pid = os.fork()
@@ -78,8 +74,8 @@ class Keeper:
         for fd in (stdin_r, stdout_w, stderr_w, report_w, sealed_r, sealed_w):
             os.close(fd)
         self.session.body.clear()
-        streams = {stdout_r: STDOUT, stderr_r: STDERR, report_r: SIDE}
-        self._watch(pid, stdin_w, streams, heard, started)
+        self.stdin, streams = stdin_w, {stdout_r: STDOUT, stderr_r: STDERR, report_r: SIDE}
+        self._watch(pid, streams, heard, started)
         wall = time.monotonic() - started
         self._end(pid)
         for fd in streams:
@@ -88,12 +84,7 @@ class Keeper:
         self._clean_up(file)
         self._send(
             {
-                "ended": self.ended,
-                "exit_code": os.WEXITSTATUS(self.status) if os.WIFEXITED(self.status) else None,
-                "signal": os.WTERMSIG(self.status) if os.WIFSIGNALED(self.status) else None,
-                "said": self.said.decode("ascii", "replace"),
-                "stdout_total": self.total[STDOUT],
-                "stderr_total": self.total[STDERR],
+                **wire.ended(self.ended, self.status, self.said, self.total[STDOUT], self.total[STDERR]),
                 "wall_seconds": wall,
                 "cpu_seconds": self.cpu,
                 "memory_bytes": self.rss,
@@ -102,22 +93,21 @@ class Keeper:
         )
         os._exit(0)
 
-    def _clean_up(self, file: object) -> None:
+    def _clean_up(self, file: str) -> None:
         if file:
             try:
-                os.unlink(str(file))
+                os.unlink(file)
             except FileNotFoundError:
                 pass  # there was no room for it
 
-    def _watch(self, pid: int, stdin: int, streams: dict[int, int], heard: int, started: float) -> None:
-        """Until its first process is over, a limit is reached, or it is to be stopped."""
+    def _watch(self, pid: int, streams: dict[int, int], heard: int, started: float) -> None:
+        """Wait until the first process ends, a limit is reached, or the command is to be stopped."""
         poll, pidfd = select.poll(), os.pidfd_open(pid)
         for fd in (pidfd, heard, self.inbox, *streams):
             os.set_blocking(fd, False)
             poll.register(fd, select.POLLIN)
-        os.set_blocking(stdin, False)
+        os.set_blocking(self.stdin, False)
         deadline, cap = started + self.limits["wall_seconds"], self.limits["output_bytes"]
-        open_ = True
         while self.ended == "itself":
             if time.monotonic() >= deadline:
                 self.ended = "wall"
@@ -127,27 +117,36 @@ class Keeper:
                     os.close(pidfd)
                     return
                 if fd == heard:
-                    if signal.SIGTERM in os.read(heard, 64):
-                        self.ended = "stopped"
-                    else:
-                        _signal(-pid, signal.SIGINT)
-                elif fd == self.inbox:
-                    data = os.read(self.inbox, wire.GULP)
-                    self.waiting += data
-                    open_ = open_ and bool(data)
-                    if not data:
-                        poll.unregister(self.inbox)
-                elif fd in streams and not self._pass_on(fd, streams[fd]):
-                    poll.unregister(fd)
-                if fd in (self.inbox, stdin):
-                    stdin = self._feed(poll, stdin, open_)
+                    self._heed(pid, heard)
+                elif fd in streams:
+                    if not self._pass_on(fd, streams[fd]):
+                        poll.unregister(fd)
+                else:
+                    self._take(poll, fd)
             if max(self.total.values()) > cap:
                 self.ended = "output"
         os.close(pidfd)
 
+    def _heed(self, pid: int, heard: int) -> None:
+        """Stop or interrupt the command, as the agent has told us by a signal."""
+        if signal.SIGTERM in os.read(heard, 64):
+            self.ended = "stopped"
+        else:
+            _signal(-pid, signal.SIGINT)
+
+    def _take(self, poll: "select.poll", fd: int) -> None:
+        """Take input from the agent, if `fd` is where it comes from, and pass on what the command has room for."""
+        if fd == self.inbox:
+            data = os.read(self.inbox, wire.GULP)
+            self.waiting += data
+            self.more = self.more and bool(data)
+            if not data:
+                poll.unregister(self.inbox)
+        self.stdin = self._feed(poll, self.stdin, self.more)
+
     def _feed(self, poll: "select.poll", stdin: int, more: bool) -> int:
-        """As much input as the pipe takes; its descriptor, or -1 when there is no more, or nobody reads. What has been
-        taken is told, so that no more comes than a keeper can hold."""
+        """Write as much input as the pipe takes. Return its descriptor, or -1 after the last input and when nobody
+        reads. The worker is told how much was taken, so that no more comes than a keeper can hold."""
         before = len(self.waiting)
         if stdin >= 0:
             try:
@@ -174,7 +173,7 @@ class Keeper:
         return -1
 
     def _pass_on(self, fd: int, stream: int) -> bool:
-        """One gulp of a stream; False at its end, when it is dry, or when it had its share."""
+        """Pass on one gulp of a stream; return False at its end, when nothing is there, or when it had its share."""
         if self.total[stream] > self.limits["output_bytes"]:
             return False
         try:
@@ -183,7 +182,7 @@ class Keeper:
             return False
         if not data:
             return False
-        if stream == SIDE:  # what comes first there is the sign that it was born
+        if stream == SIDE:  # whose first word is the sign that the command was born
             missing = max(0, (len(BORN) if self.meta["side"] else SAID_BYTES) - len(self.said))
             self.said, data = self.said + data[:missing], data[missing:]
         self.total[stream] += len(data)
@@ -196,18 +195,7 @@ class Keeper:
 
     def _end(self, pid: int) -> None:
         """Stop whatever the command started, so that none of it can fork any more; kill it; count what it had used."""
-        while True:
-            try:
-                while True:
-                    ended, status, usage = os.wait4(-1, os.WNOHANG)
-                    if not ended:
-                        break
-                    self.cpu += usage.ru_utime + usage.ru_stime
-                    self.rss = max(self.rss, usage.ru_maxrss << 10)
-                    if ended == pid:
-                        self.status = status
-            except ChildProcessError:
-                return
+        while self._reap(pid):
             for number in (signal.SIGSTOP, signal.SIGKILL):
                 found: set[int] = set()
                 while new := kernel.descendants(os.getpid()) - found:
@@ -215,6 +203,32 @@ class Keeper:
                     for one in new:
                         _signal(one, number)
             time.sleep(0.001)
+
+    def _reap(self, pid: int) -> bool:
+        """Count what processes that have ended had used; return whether any process is left."""
+        try:
+            while True:
+                ended, status, usage = os.wait4(-1, os.WNOHANG)
+                if not ended:
+                    return True
+                self.cpu += usage.ru_utime + usage.ru_stime
+                self.rss = max(self.rss, usage.ru_maxrss << 10)
+                if ended == pid:
+                    self.status = status
+        except ChildProcessError:
+            return False
+
+
+def _listen() -> int:
+    """Return a pipe from which a keeper reads the signals that the agent sends."""
+    heard, told = os.pipe()
+    for end in (heard, told):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(told)
+    for number in HEEDED:
+        signal.signal(number, _nothing)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
+    return heard
 
 
 def _signal(pid: int, number: int) -> None:
@@ -225,4 +239,4 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """A keeper hears of signals through its pipe."""
+    """Handle a signal by doing nothing: a keeper reads of signals from its pipe."""

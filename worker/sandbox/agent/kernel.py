@@ -9,35 +9,35 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 DESCRIPTORS = 256
-"""Descriptors that a process may have open."""
+"""Descriptors that a process may have open at a time."""
 
 
 def prctl(option: int, value: int) -> None:
-    """One prctl, or OSError."""
+    """Call prctl; raise OSError if it fails."""
     if _libc.prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
 def fence() -> None:
-    """What holds for every program alike, set once: it holds for this process and all it will ever start."""
+    """Set the limits that are the same for every program, for this process and all that it will ever start."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     os.umask(0o022)
     _limit(resource.RLIMIT_NOFILE, DESCRIPTORS)
-    _limit(resource.RLIMIT_CORE, 1)  # not 0, which a handler at the end of a pipe is not told of
+    _limit(resource.RLIMIT_CORE, 1)  # not 0, of which a handler at the end of a pipe would not be told
     _limit(resource.RLIMIT_MEMLOCK, 1 << 16)
     _limit(resource.RLIMIT_MSGQUEUE, 0)
     _limit(resource.RLIMIT_SIGPENDING, 256)
 
 
 def set_limits(limits: dict[str, float]) -> None:
-    """The second fence inside the cgroup: what this program may use."""
-    _limit(resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2)  # the agent's own count comes first
+    """Set the limits of this program, as a second fence inside those of the cgroup."""
+    _limit(resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2)  # later than the limit that the agent itself enforces
     _limit(resource.RLIMIT_FSIZE, int(limits["file_mib"]) << 20)
     _limit(resource.RLIMIT_NPROC, int(limits["processes"]))
 
 
 def become(uid: int) -> None:
-    """Another user for good: no group, no capability, no way back."""
+    """Become another user for good: no group, no capability, no way back."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -63,7 +63,7 @@ class Counters:
         self._pids_peak = _open("/sys/fs/cgroup/pids/pids.peak", "/sys/fs/cgroup/pids.peak")
 
     def snapshot(self) -> dict[str, float]:
-        """Everything, before a run."""
+        """Return all counters, to be compared after a run."""
         return {
             "cpu": self.cpu_seconds(),
             "own": time.process_time(),
@@ -74,51 +74,51 @@ class Counters:
         }
 
     def cpu_seconds(self) -> float:
-        """CPU time of everything in the sandbox, the agent included."""
+        """Return the CPU time of all processes in the sandbox, including the agent."""
         text = _text(self._cpu)
         if text.startswith(b"usage_usec"):
             return int(text.split(None, 2)[1]) / 1e6
         return int(text or 0) / 1e9
 
     def memory_bytes(self) -> int:
-        """Memory in use now."""
+        """Return the memory in use now."""
         return int(_text(self._memory) or 0)
 
     def peak_bytes(self) -> int:
-        """Most memory ever in use, or since the worker last set it back."""
+        """Return the most memory that was in use at once, since the worker last reset this counter."""
         return int(_text(self._peak) or 0)
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has ended for memory."""
+        """Return how many processes the kernel has killed for memory."""
         words = _text(self._oom).split()
         return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
 
     def processes(self) -> int:
-        """Processes and threads alive now, the agent included."""
+        """Return how many processes and threads are alive now, including the agent."""
         return int(_text(self._pids) or 0)
 
     def processes_peak(self) -> int:
-        """Most processes and threads ever alive at once."""
+        """Return how many processes and threads were alive at once, at most."""
         return int(_text(self._pids_peak) or 0)
 
 
-def delay_seconds() -> float:
-    """The longest time that any thread here, but for our own, has spent ready to run and without a CPU."""
-    longest = 0
+def runnable() -> bool:
+    """Return whether any thread in the sandbox, except our own, has a CPU or is ready to run without one."""
     for pid in os.listdir("/proc"):
         if not pid.isdigit() or int(pid) == os.getpid():
             continue
         try:
             for thread in os.listdir(f"/proc/{pid}/task"):
-                with open(f"/proc/{pid}/task/{thread}/schedstat", "rb") as file:
-                    longest = max(longest, int(file.read().split()[1]))
-        except (OSError, ValueError, IndexError):
-            continue  # it has just ended, or this kernel does not count it
-    return longest / 1e9
+                with open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                    if file.read().rpartition(b")")[2].split()[0] == b"R":
+                        return True
+        except (OSError, IndexError):
+            continue  # it has just ended
+    return False
 
 
 def descendants(pid: int) -> set[int]:
-    """Every process whose ancestor this one is, as far as one look can tell."""
+    """Return all descendants of a process, as far as one look can tell."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -3,69 +3,75 @@
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 from . import interpreter, kernel
+from .wire import Given, Run, Start
+from .words import BORN, COLD, HOME
 
-HOME = "/box"
-"""The program's working directory."""
 REPORT, SEALED = 3, 4
-"""Where the harness finds its two pipes; a program without a harness gets neither."""
-BORN = b"born "
-"""What the report begins with once the program is confined. It is written before the program's first line, and nobody
-can take it back: an end without it is a failure of ours."""
-NOTHING: dict[str, Any] = {"argv": [], "args": [], "env": {}, "files": []}
-"""What most programs are given besides their code and their input."""
-COLD = (
+"""The descriptors of the harness's two pipes; a program without a harness gets neither."""
+RANDOM = ("numpy.random", "torch")
+"""Modules with a generator of random numbers that, unlike Python's own, is not seeded anew after a fork. Where they are
+preloaded, every program would see the same numbers."""
+NOTHING: Given = {"argv": [], "args": [], "env": {}, "files": []}
+"""What is given to most programs, for which nothing is sent."""
+HARNESS = (
     "import sys, types; m = types.ModuleType('evalpool_agent'); exec(sys.argv[1], vars(m)); "
     "m.run(sys.argv[2:], %d, %d, None, *%r)"
 )
-"""What a cold interpreter is started with: the harness is its first argument."""
+"""The command of a cold interpreter, whose first argument is the text of the harness."""
 
 
 class Job:
-    """What the worker sent for one run, read only here, after the fork."""
+    """One run as the worker sent it; its raw part is read only here, after the fork."""
 
     def __init__(
         self,
         uid: int,
         world: interpreter.World,
         cold_source: str,
-        meta: dict[str, object],
+        meta: "Run | Start",
         fds: tuple[int, ...],
         body: memoryview,
         problem: str,
     ) -> None:
         self.uid, self.world, self.cold_source = uid, world, cold_source
         self.fds, self.body, self.problem = fds, body, problem
-        self.limits: dict[str, float] = meta["limits"]  # type: ignore[assignment]
-        self.checked = bool(meta["checked"])
-        self.told: list[Any] = [meta["tools"], meta["guarded"], meta["subject"]]
-        self.sizes: list[int] = meta["sizes"]  # type: ignore[assignment]
+        self.limits, self.checked, self.sizes = meta["limits"], meta["checked"], meta["sizes"]
+        self.told: list[Any] = [meta["tools"], meta["guarded"], meta["subject"], self.limits]
         self.home, self.side = str(meta.get("cwd") or HOME), bool(meta.get("side"))
-        if meta.get("file"):
-            self.told.append(meta["file"])
+        if file := meta.get("file"):
+            self.told.append(file)
 
     def become(self) -> None:
-        """The program, to its end."""
+        """Become the program and run it to its end. Never returns; raises if the program cannot be started."""
         self._confine(self.fds)
-        given = json.loads(bytes(self.body[: self.sizes[0]])) if self.sizes[0] else NOTHING
-        argv, args = given["argv"], given["args"]
+        given: Given = json.loads(bytes(self.body[: self.sizes[0]])) if self.sizes[0] else NOTHING
+        argv, args = [*given["argv"]], [*given["args"]]
         os.environ.update(given["env"])
         os.write(REPORT, BORN)
         if self.problem:
             raise OSError(self.problem)
         self._put(given["files"])
         if not argv:
+            for name in RANDOM:
+                if name in sys.modules:
+                    sys.modules[name].seed()
             interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world, *self.told)
+        self._execute(argv, args)
+
+    def _execute(self, argv: list[str], args: list[str]) -> None:
+        """Become another program, or end with 127 as a shell does. Never returns."""
         for ignored in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # by us or by Python; not after a login
             signal.signal(ignored, signal.SIG_DFL)
         if self.side:
             os.set_inheritable(REPORT, True)
-        if argv == ["python3"]:  # a cold interpreter, but the same harness
+        if argv == [COLD]:  # a cold interpreter, but the same harness
             os.set_inheritable(REPORT, True)
             os.set_inheritable(SEALED, True)
-            argv = ["python3", "-c", COLD % (REPORT, SEALED if self.checked else -1, self.told), self.cold_source]
+            argv = [COLD, "-c", HARNESS % (REPORT, SEALED if self.checked else -1, self.told), self.cold_source]
         try:
             os.execvpe(argv[0], [*argv, *args], os.environ)
         except OSError as error:
@@ -94,7 +100,12 @@ class Job:
         os.chdir(self.home)
 
     def _put(self, paths: list[str]) -> None:
-        """The files that go with the program."""
+        """Write the files that go with the program, as its user.
+
+        The agent writes the program itself before the fork (`wire.put`), as root and only where nothing is yet, so that
+        no job can change it. These files belong to the job: it may replace them, and a link among them can lead no
+        further than the job itself could go.
+        """
         start = sum(self.sizes[:3])
         for path, size in zip(paths, self.sizes[3:], strict=True):
             if folder := os.path.dirname(path):

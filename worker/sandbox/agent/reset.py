@@ -1,31 +1,34 @@
-"""After a job: every writable place is emptied, and that nothing is left is verified, not assumed."""
+"""The reset after a job: empties every writable place, and verifies that nothing is left."""
 
 import os
 import signal
 import stat
 
 from . import kernel
+from .words import HOME
 
-PLACES = ("/box", "/tmp", "/dev/shm", "/dev/mqueue")
+PLACES = (HOME, "/tmp", "/dev/shm", "/dev/mqueue")
+COUNTERS = ("/proc/net/dev", "/proc/net/snmp", "/proc/net/snmp6")
+"""Files that count packets, even those without a route. Nobody can reset them, so they could carry notes to later jobs.
+"""
 
 
 class Reset:
-    """Knows how the sandbox looked at birth."""
+    """Empties the sandbox, and compares it with what it was at birth."""
 
     def __init__(self, uid: int, home: str) -> None:
         self.uid = uid
-        for place in {"/box", "/tmp", "/dev/shm", home}:
-            os.chmod(place, 0o1777)  # not every engine honours the mode it was told
+        for place in {HOME, "/tmp", "/dev/shm", home}:
+            os.chmod(place, 0o1777)  # not every engine honours the mode that it was given
         self.places = [place for place in dict.fromkeys((*PLACES, home)) if os.path.ismount(place)]
         self.birth = [self._free(place) for place in self.places]
-        try:
-            self.sockets = os.open("/proc/net/sockstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # gVisor shows none, and its sandbox without a network has none
-            self.sockets = -1
+        self.sockets = _open("/proc/net/sockstat")
         self.sockets_at_birth = self._sockets()
+        self.counters = [fd for fd in map(_open, COUNTERS) if fd >= 0]
+        self.counters_at_birth = self._counters()
 
     def verify(self) -> str:
-        """Empty every place; what is not as at birth, in one sentence, or nothing."""
+        """Empty every writable place. Return what is not as it was at birth, in one sentence, or nothing."""
         try:
             os.kill(-1, 0)
         except ProcessLookupError:
@@ -33,7 +36,9 @@ class Reset:
         else:
             return "a process is left"
         if self._sockets() != self.sockets_at_birth:
-            return "a socket lingers"
+            return "a socket is left"
+        if self._counters() != self.counters_at_birth:
+            return "the packet counters have changed"
         remains = self._remains()
         if remains:
             self._wipe()
@@ -45,11 +50,12 @@ class Reset:
             if os.listdir(place):
                 return f"{place} is not empty"
             if self._free(place) != birth:
-                return f"{place} has other free space than at birth"
+                return f"{place} does not have the same free space as at birth"
         return ""
 
     def _wipe(self) -> None:
-        """By a child that is the job's user: we may not touch what it locked."""
+        """Remove all files, in a child that is the job's user: the agent may not open folders that the job has
+        locked."""
         pid = os.fork()
         if not pid:
             try:
@@ -66,11 +72,15 @@ class Reset:
             pass
 
     def _sockets(self) -> list[bytes]:
-        """How many sockets there are in all; and how many of TCP are in use, or wait out their time, so that the next
-        program could see their ports. One of no process at all may be there still, and hold files: in its own queue."""
+        """Return how many sockets there are in all; how many of TCP are in use; and how many wait for their time to be
+        over, so that the next program could see their ports. Even without any process, a socket that lies in its own
+        queue stays, and holds files."""
         words = b"" if self.sockets < 0 else os.pread(self.sockets, 4096, 0)
         tcp = words.partition(b"TCP: ")[2].split()
         return words.split()[2:3] + tcp[1:2] + tcp[5:6]
+
+    def _counters(self) -> list[bytes]:
+        return [os.pread(fd, 1 << 14, 0) for fd in self.counters]
 
     @staticmethod
     def _free(place: str) -> tuple[int, int]:
@@ -78,8 +88,17 @@ class Reset:
         return free.f_bfree, free.f_ffree
 
 
+def _open(path: str) -> int:
+    """Return a descriptor, or -1 if there is no such file: gVisor shows few, and none in a sandbox without a
+    network."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
 def _remove(path: str) -> None:
-    """A tree, whatever its modes. One too deep for this stays, is found by the verification, and ends the sandbox."""
+    """Remove a tree, whatever its modes are. A tree that is too deep for this stays, so that the verification fails."""
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         os.unlink(path)
         return

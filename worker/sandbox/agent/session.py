@@ -1,4 +1,4 @@
-"""A sandbox in somebody's hands: several commands at a time, files that stay, and output as it comes.
+"""A session: a sandbox in somebody's hands, with several commands at a time, files that stay, and output as it comes.
 
 Each command has a keeper: a fork of the agent, still root, that feeds it, passes its output on and ends it. A keeper
 adopts whatever its command leaves behind, so that all of it can be found and killed without touching what other
@@ -9,14 +9,26 @@ the session's end everything is killed, and the sandbox is emptied and verified 
 import os
 import select
 import signal
+from typing import Any, NamedTuple
 
 from . import kernel, wire
 from .keeper import HEEDED, NOT_STARTED, Become, Keeper
 from .program import Job
+from .words import CLOSE, FEED, INTERRUPT, START
+
+
+class Kept(NamedTuple):
+    """What the agent holds of a keeper."""
+
+    pid: int
+    pidfd: int
+    """Tells of its end."""
+    outbox: int
+    """The pipe for its command's input; -1 after the last."""
 
 
 class Session:
-    """What the agent does from a session's first frame to its last."""
+    """A session, from its first frame to its last: starts commands and hands requests on to their keepers."""
 
     def __init__(
         self, requests: int, replies: int, body: wire.Buffer, counters: kernel.Counters, become: Become
@@ -24,47 +36,55 @@ class Session:
         self.requests, self.replies, self.body = requests, replies, body
         self.counters, self.become = counters, become
         self.turn, self.token = os.pipe()
-        """Who holds the byte in this pipe may write a frame: keepers share one stream."""
+        """A pipe with one byte: whoever has read it may write a frame, since keepers share one stream."""
         os.write(self.token, b".")
-        self.keepers: dict[int, tuple[int, int, int]] = {}
-        """Command → its keeper, a descriptor that tells of its end, and the pipe to it."""
+        self.keepers: dict[int, Kept] = {}
+        """Command → its keeper."""
+        self.ends: dict[int, int] = {}
+        """The descriptor that tells of a keeper's end → its command."""
+        self.poll = select.poll()
 
     def serve(self) -> Job | None:
-        """Until it is closed. In a command's own process it returns too: with what is to be done there."""
-        poll = select.poll()
-        seen: dict[int, int] = {}
-        poll.register(self.requests, select.POLLIN)
+        """Answer requests until the session is closed. In a command's own process, return the job to become."""
+        self.poll.register(self.requests, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
+            for fd, _ in self.poll.poll():
                 if fd != self.requests:
-                    self._bury(seen.pop(fd))
-                    poll.unregister(fd)
+                    self._bury(self.ends.pop(fd))
+                    self.poll.unregister(fd)
                     continue
                 meta = wire.read_frame(self.requests, self.body)
                 if meta is None:
                     os._exit(0)
-                if meta["op"] == "close":
+                if meta["op"] == CLOSE:
                     self._close()
                     return None
-                command = int(str(meta["id"]))
-                if meta["op"] == "start":
-                    try:
-                        job = self._start(command, meta)
-                    except BlockingIOError:  # the commands that run have all processes there are
-                        self.send(command, NOT_STARTED)
-                        continue
-                    if job is not None:
-                        return job
-                    pidfd = self.keepers[command][1]
-                    seen[pidfd] = command
-                    poll.register(pidfd, select.POLLIN)
-                elif command in self.keepers:  # else it has ended meanwhile
-                    self._tell(command, meta)
-                self.body.clear()
+                job = self._heed(meta)
+                if job is not None:
+                    return job
 
-    def _start(self, command: int, meta: dict[str, object]) -> Job | None:
+    def _heed(self, meta: Any) -> Job | None:
+        """Start a command, or tell its keeper something. In a command's own process, return the job to become."""
+        command = int(meta["id"])
+        if meta["op"] == START:
+            try:
+                job = self._start(command, meta)
+            except BlockingIOError:  # the running commands have all processes that there are
+                self.send(command, NOT_STARTED)
+                return None
+            if job is not None:
+                return job
+            pidfd = self.keepers[command].pidfd
+            self.ends[pidfd] = command
+            self.poll.register(pidfd, select.POLLIN)
+        elif command in self.keepers:  # else it has ended meanwhile
+            self._tell(command, meta)
+        self.body.clear()
+        return None
+
+    def _start(self, command: int, meta: wire.Start) -> Job | None:
         inbox, outbox = os.pipe()
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)  # until a keeper is ready to hear of them
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)  # until the keeper is ready to hear of them
         try:
             pid = os.fork()
         except OSError:
@@ -73,7 +93,7 @@ class Session:
             os.close(outbox)
             raise
         if not pid:
-            for _, pidfd, other in self.keepers.values():  # a pipe ends when nobody holds it any more
+            for _, pidfd, other in self.keepers.values():  # a pipe ends only when nobody holds it any more
                 os.close(pidfd)
                 if other >= 0:
                     os.close(other)
@@ -82,25 +102,25 @@ class Session:
             return Keeper(self, command, meta, inbox).run()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HEEDED)
         os.close(inbox)
-        self.keepers[command] = pid, os.pidfd_open(pid), outbox
+        self.keepers[command] = Kept(pid, os.pidfd_open(pid), outbox)
         return None
 
-    def _tell(self, command: int, meta: dict[str, object]) -> None:
-        """Input, or a signal to its keeper, who knows what it means."""
-        pid, _, outbox = self.keepers[command]
-        if meta["op"] == "feed":
+    def _tell(self, command: int, meta: dict[str, Any]) -> None:
+        """Pass input on to a command's keeper, or send the keeper the signal that stands for the request."""
+        pid, pidfd, outbox = self.keepers[command]
+        if meta["op"] == FEED:
             try:
                 wire.write_all(outbox, self.body.view())
             except BrokenPipeError:
                 pass  # its keeper has just gone
             if meta["last"] and outbox >= 0:
                 os.close(outbox)
-                self.keepers[command] = pid, self.keepers[command][1], -1
+                self.keepers[command] = Kept(pid, pidfd, -1)
         else:
-            os.kill(pid, signal.SIGINT if meta["op"] == "interrupt" else signal.SIGTERM)
+            os.kill(pid, signal.SIGINT if meta["op"] == INTERRUPT else signal.SIGTERM)
 
     def send(self, command: int, meta: dict[str, object], data: bytes = b"") -> None:
-        """One frame, by the agent or a keeper, when it is its turn."""
+        """Send one frame, as the agent or as a keeper, when it is our turn."""
         frame = wire.pack({"id": command, **meta}, len(data))
         os.read(self.turn, 1)
         wire.write_all(self.replies, frame + data)
@@ -113,10 +133,10 @@ class Session:
         if outbox >= 0:
             os.close(outbox)
         if status:
-            os._exit(1)  # a keeper that did not end its work: nothing here can be relied on any more
+            os._exit(1)  # a keeper failed: nothing here can be relied on any more
 
     def _close(self) -> None:
-        """Nobody is left, and nothing is held."""
+        """Kill every process and close every descriptor of the session."""
         while True:
             try:
                 os.kill(-1, signal.SIGKILL)

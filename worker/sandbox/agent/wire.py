@@ -3,27 +3,97 @@
     4 bytes   length of the JSON part        4 bytes   length of the raw part
     JSON      {"id": 7, …}                   raw       e.g. standard output followed by standard error
 
-What belongs to a job travels in the raw part, and the agent keeps it only in buffers that are wiped: the next job is
-forked from this very memory.
+The worker sends a `Config` once; then a `Run` for each job (and a second frame with its check, if it has one), or
+`{"op": "open"}` for a session, in which it sends a `Start` for each command, and `feed`, `interrupt` and `stop`.
+The agent answers the first with `hello`; a job with its end, followed by `dirty`; and a session with `stream`, `fed`
+and the end of each command, followed by `dirty` when it is closed.
+
+Whatever belongs to a job travels in the raw part, and the agent keeps it only in buffers that are wiped: the next job
+is forked from this very memory.
 """
 
 import json
+import mmap
 import os
 import struct
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
+UNABLE = "cannot preload "
+"""What the agent says before it exits, followed by the name of a module that it cannot import."""
 HEAD = struct.Struct(">II")
+"""The two lengths. The bootstrap, which runs before this text is there, reads them by itself."""
 GULP = 1 << 16
+"""Bytes that are read or written at a time, at most."""
+RESERVE = (1 << 20) + GULP
+"""Bytes that a `Reserve` has from the start: as much as most programs may write to one stream, and a last gulp."""
+
+
+class Config(TypedDict):
+    """What the agent of a new container is told first."""
+
+    uid: int
+    """The user that jobs run as."""
+    home: str
+    """The folder in which the commands of a session work."""
+    env: dict[str, str]
+    preload: list[str]
+    """Modules that the warm interpreter imports."""
+    version: str
+    """Of the agent; it is repeated in the greeting."""
+    cold: str
+    """What a cold interpreter runs."""
+
+
+class Request(TypedDict):
+    """What a job's program and a command of a session have in common."""
+
+    id: int
+    limits: dict[str, float]
+    checked: bool
+    """Whether a frame with a check follows."""
+    tools: tuple[str, ...]
+    guarded: bool
+    subject: str | None
+    sizes: list[int]
+    """Bytes of each piece of the raw part: a `Given` as JSON or nothing, the code, the input, and each file."""
+
+
+class Run(Request):
+    """A job's program."""
+
+    main: str
+    executable: bool
+
+
+class Start(Request):
+    """A command of a session."""
+
+    op: str
+    cwd: str
+    file: str
+    """The path at which its code is put for the interpreter; empty for none."""
+    side: bool
+
+
+class Given(TypedDict):
+    """What a program is given besides its code and its input; it belongs to the job, so it is in the raw part."""
+
+    argv: tuple[str, ...] | list[str]
+    args: tuple[str, ...] | list[str]
+    env: dict[str, str]
+    files: list[str]
 
 
 class Buffer:
     """Bytes that are overwritten when they are no longer needed."""
 
     def __init__(self) -> None:
-        self._data = bytearray(GULP)
+        self._data: bytearray | mmap.mmap = bytearray(GULP)
         self.size = 0
 
     def fill(self, fd: int, most: int) -> int:
-        """One read of a descriptor, of so many bytes at most; how many came."""
+        """Read a descriptor once, `most` bytes at most; return how many came."""
         most = min(most, GULP)
         self._grow(self.size + most, 2 * self.size)
         with memoryview(self._data) as view:
@@ -32,7 +102,7 @@ class Buffer:
         return count
 
     def fill_exactly(self, fd: int, size: int) -> bool:
-        """So many bytes more; False when the stream ends before."""
+        """Read `size` bytes more; return False if the stream ends before."""
         self._grow(self.size + size)
         while size:
             count = self.fill(fd, size)
@@ -42,11 +112,11 @@ class Buffer:
         return True
 
     def view(self, start: int = 0, end: int | None = None) -> memoryview:
-        """What is there; release it before the next change."""
+        """Return a view of the bytes, which must be released before the buffer grows."""
         return memoryview(self._data)[start : self.size if end is None else end]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Overwrite everything and be empty."""
         self._wipe()
         if len(self._data) > GULP:
             self._data = bytearray(GULP)
@@ -63,14 +133,51 @@ class Buffer:
         self._data[: self.size] = bytes(self.size)
 
 
-def pack(meta: dict[str, object], body_size: int = 0) -> bytes:
-    """The head and the JSON part of a frame; the raw part follows."""
+class Reserve(Buffer):
+    """A buffer that no program inherits, and that has its memory from the start.
+
+    It is for the output of a program. If reading took more memory while the program uses up all there is, the kernel
+    might kill the agent: it spares nobody while a dying program has not yet given its memory back.
+    """
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map.madvise(mmap.MADV_DONTFORK)  # what is shared with a child is copied when it is written to
+        self._map[:: mmap.PAGESIZE] = bytes(len(range(0, RESERVE, mmap.PAGESIZE)))
+        self._data, self.size = self._map, 0
+
+    def clear(self) -> None:
+        self._wipe()
+        if len(self._map) > RESERVE:
+            self._map.resize(RESERVE)
+        self.size = 0
+
+    def _grow(self, need: int, want: int = 0) -> None:
+        if need > len(self._map):
+            self._map.resize(max(need, want))
+
+
+def ended(how: str, status: int, report: bytes, stdout_total: int, stderr_total: int) -> dict[str, object]:
+    """Return the part of a reply that says how a program or a command ended, given its status as `wait4` has it."""
+    return {
+        "ended": how,
+        "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) else None,
+        "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
+        "said": report.decode("ascii", "replace"),
+        "stdout_total": stdout_total,
+        "stderr_total": stderr_total,
+    }
+
+
+def pack(meta: Mapping[str, object], body_size: int = 0) -> bytes:
+    """Return the head and the JSON part of a frame; the raw part must follow."""
     text = json.dumps(meta, separators=(",", ":")).encode()
     return HEAD.pack(len(text), body_size) + text
 
 
-def read_frame(fd: int, body: Buffer) -> dict[str, object] | None:
-    """The next frame of a blocking descriptor, its raw part put into the buffer; `None` at the stream's end."""
+def read_frame(fd: int, body: Buffer) -> Any:
+    """Read the next frame of a blocking descriptor. Return its JSON part, or None at the end of the stream; the raw
+    part is put into the buffer."""
     head = _exactly(fd, HEAD.size)
     if not head:
         return None
@@ -81,7 +188,7 @@ def read_frame(fd: int, body: Buffer) -> dict[str, object] | None:
 
 
 def _exactly(fd: int, size: int) -> bytes:
-    """So many bytes; none when the stream ends before."""
+    """Read `size` bytes; return none if the stream ends before."""
     data = os.read(fd, size)
     while 0 < len(data) < size:
         part = os.read(fd, size - len(data))
@@ -90,16 +197,20 @@ def _exactly(fd: int, size: int) -> bytes:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """All of it, to a blocking descriptor."""
+    """Write all bytes to a blocking descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
-def put(path: str, data: memoryview) -> str:
-    """A new file, which stays ours: no job can change it, and we can remove it. What went wrong."""
+def put(path: str, data: memoryview, mode: int = 0o644) -> str:
+    """Write a new file, which stays ours: no job can change it, and we can remove it. Return what went wrong, or
+    nothing.
+
+    The files that belong to a job are written otherwise, by the job's own process and user (`program.Job`).
+    """
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except OSError as error:
         return f"{path}: {error.strerror}"
     try:

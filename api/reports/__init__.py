@@ -1,0 +1,1 @@
+"""Reports of a batch: on the terminal, as files and as a page."""

@@ -1,0 +1,46 @@
+"""Which image a job gets, and what its result depends on, is decided in schemas/images.py."""
+
+import pytest
+
+from evalpool.schemas import JobSpec, Settings, images
+
+SETTINGS = Settings(image="a:1", code_image="b:1", notebook_image="c:1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "image"),
+    [
+        ({}, "a:1"),
+        ({"tool": "bash"}, "a:1"),
+        ({"language": "cpp"}, "b:1"),
+        ({"tool": "multi_code_executor", "language": "python"}, "a:1"),
+        ({"tool": "notebook_executor"}, "c:1"),
+        ({"tool": "notebook_executor", "image": "mine:1"}, "mine:1"),
+    ],
+)
+def test_a_job_that_names_no_image_gets_that_of_its_tool_and_language(fields: dict[str, str], image: str) -> None:
+    assert images.wanted(JobSpec(code="x", **fields), SETTINGS) == image
+
+
+@pytest.mark.parametrize(
+    ("tools", "image"),
+    [
+        ([], "a:1"),
+        (["python_executor", "shell_executor"], "a:1"),
+        (["python_executor", "notebook_executor"], "c:1"),
+        (["notebook_executor", "multi_code_executor"], "b:1"),
+    ],
+)
+def test_a_sandbox_gets_the_image_that_suits_all_of_its_tools(tools: list[str], image: str) -> None:
+    assert images.suited(tools, SETTINGS) == image
+
+
+def test_every_setting_of_an_image_is_among_the_defaults() -> None:
+    assert sorted(images.defaults(SETTINGS).values()) == ["a:1", "b:1", "c:1"]
+    assert {name for name in Settings.model_fields if name.endswith("image")} == set(images.DEFAULTS.values())
+
+
+def test_the_digest_of_a_job_depends_on_its_image_and_on_how_programs_are_run() -> None:
+    spec = JobSpec(code="x")
+    made = [("a:1 sha256:1", "warm"), ("a:1 sha256:2", "warm"), ("c:1 sha256:1", "warm"), ("a:1 sha256:1", "cold")]
+    assert len({spec.digest(images.made_by(image, profile)) for image, profile in made}) == 4

@@ -1,0 +1,1 @@
+"""Judges the outcome of a run."""

@@ -1,1 +1,0 @@
-"""A sandbox in your own process, without a queue: the same engine, the same tools, driven by hand."""

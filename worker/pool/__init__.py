@@ -1,5 +1,0 @@
-"""The warm sandboxes of one worker."""
-
-from worker.pool.pool import Pool, PoolClosed
-
-__all__ = ["Pool", "PoolClosed"]

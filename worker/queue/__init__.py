@@ -1,0 +1,1 @@
+"""Celery and Redis: they wake workers, and notify callers of results."""

@@ -1,0 +1,43 @@
+"""Which class of sandbox serves a shape: a container with our agent, or without it where the image has no Python."""
+
+import logging
+
+from evalpool.schemas.errors import NoAgent, SetupError
+from evalpool.schemas.images import name_of
+from evalpool.schemas.settings import Settings
+from evalpool.worker.sandbox.base import Box, Shape
+from evalpool.worker.sandbox.docker import DockerBox
+from evalpool.worker.sandbox.engine import Engine
+from evalpool.worker.sandbox.exec import ExecBox
+
+log = logging.getLogger("evalpool.sandbox")
+
+
+class Containers:
+    """Starts sandboxes that are containers of one engine."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine, self._settings = engine, settings
+        self._without_agent: set[str] = set()
+        """Images in which the agent could not be started, as they have no Python."""
+
+    async def start(self, shape: Shape) -> Box:
+        """Return a started sandbox of this shape. Raises `SetupError` if a session is to run in an image without
+        Python: only the agent can keep one."""
+        if shape.image not in self._without_agent:
+            sandbox = DockerBox(shape, self._engine, settings=self._settings)
+            try:
+                await sandbox.start()
+                return sandbox
+            except NoAgent as error:
+                if shape.commands:
+                    raise SetupError(f"image: {name_of(shape.image)} has no python3, which a session needs") from error
+                if shape.image not in self._without_agent:
+                    log.warning(
+                        "the image %s has no Python for the agent: its programs run through `docker exec`, which is "
+                        "slower (%s)", shape.image, error, extra={"action": "no_agent"},
+                    )  # fmt: skip
+                self._without_agent.add(shape.image)
+        fallback = ExecBox(shape, self._engine, self._settings.runtime)
+        await fallback.start()
+        return fallback
