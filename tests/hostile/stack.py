@@ -177,8 +177,9 @@ class Stack:
         return neighbour.metrics.cpu_seconds > NEIGHBOUR_FACTOR * self.neighbour_cpu + 0.05
 
     def disturbed(self, seen: Seen) -> bool:
-        """Return whether others were slower than they should be, because of this case or of a busy machine."""
-        return bool(self.held(seen)) or (seen.neighbour is not None and self._slowed(seen.neighbour))
+        """Return whether anything was slower than it should be, because of this case or of a busy machine."""
+        late = any(_in_time(step, result) for step, result in seen.results)
+        return late or bool(self.held(seen)) or (seen.neighbour is not None and self._slowed(seen.neighbour))
 
     def _settle(self, agent_may_die: bool = False) -> list[str]:
         """Wait until the pool is complete and idle, with only the agent in each container; return what is not so."""

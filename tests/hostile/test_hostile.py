@@ -46,7 +46,7 @@ def test_a_hostile_program_gets_its_verdict_and_nothing_else(
 ) -> None:
     start = stack.log_size()
     seen = stack.run(case, **more)
-    if stack.disturbed(seen):  # a program that slows others down does so again; a busy machine probably does not
+    if stack.disturbed(seen):  # what a program does, it does again; what a busy machine does, probably not
         start = stack.log_size()
         seen = stack.run(case, **more)
     stack.check(seen, start)
