@@ -1,6 +1,8 @@
 """Properties of containers alone: isolation, counters, and removal when the owner dies."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -82,6 +84,20 @@ async def test_memory_is_limited_and_reported(box: DockerBox) -> None:
     assert await box.reset()
     after = await box.run(python("print(1)"))
     assert (after.oom_kills, after.stdout) == (0, b"1\n")
+
+
+async def test_an_agent_that_gets_stuck_for_memory_late_is_not_waited_for(
+    box: DockerBox, engine_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalpool.worker.sandbox.docker.GRACE_SECONDS", PATIENCE)
+    looks = iter([False, False])
+    monkeypatch.setattr(box, "_out_of_memory", lambda _: next(looks, True))
+    agent = engine_client.api.inspect_container(box.id)["State"]["Pid"]
+    os.kill(agent, signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE / 2):
+        outcome = await box.run(python("", limits=Limits(wall_seconds=0.5)))
+    assert outcome.signal == signal.SIGKILL
+    assert not await box.reset()
 
 
 async def test_each_job_has_its_own_memory_peak(box: DockerBox) -> None:

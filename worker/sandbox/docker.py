@@ -20,7 +20,7 @@ from evalpool.worker.sandbox.engine import OWNER, Engine, owner
 from evalpool.worker.sandbox.hardening import new_uid, options, socket_bytes
 from evalpool.worker.sandbox.replies import count, ending, seconds
 from evalpool.worker.sandbox.session import Session
-from evalpool.worker.sandbox.stream import Reply, Stream
+from evalpool.worker.sandbox.stream import Frame, Reply, Stream
 
 START_SECONDS = 60.0
 SLACK_SECONDS, GRACE_SECONDS = 0.5, 5.0
@@ -129,9 +129,7 @@ class DockerBox(Box):
         self._stream.send(*frames)
         await asyncio.wait((reply,), timeout=limits.wall + program.patience + SLACK_SECONDS)
         try:
-            if not reply.done() and before is not None and self._out_of_memory(before):
-                raise SandboxLost("the agent is stuck: the sandbox has no memory left")
-            meta, body = await self._stream.arrived(reply, GRACE_SECONDS)
+            meta, body = await self._late(reply, before)
             outcome = self._outcome(meta, body, limits.output_bytes, token)
         except SandboxLost as lost:
             outcome = await self._autopsy(lost, before, time.monotonic() - started)
@@ -220,6 +218,16 @@ class DockerBox(Box):
         if notes == {"die"}:  # nobody killed it from outside
             raise SandboxKilled("the sandbox ended by itself while the program ran") from lost
         raise lost
+
+    async def _late(self, reply: Reply, before: cgroup.Reading | None) -> Frame:
+        """Return a reply that should be there by now. An agent gets some more time to answer on a busy machine, unless
+        it is stuck because the program has used up the sandbox's memory."""
+        end = time.monotonic() + GRACE_SECONDS - SLACK_SECONDS
+        while not reply.done() and time.monotonic() < end:
+            if before is not None and self._out_of_memory(before):
+                raise SandboxLost("the agent is stuck: the sandbox has no memory left")
+            await asyncio.wait((reply,), timeout=SLACK_SECONDS)
+        return await self._stream.arrived(reply, SLACK_SECONDS)
 
     def _out_of_memory(self, before: cgroup.Reading) -> bool:
         """Return whether the kernel has killed a process of the sandbox for memory since."""

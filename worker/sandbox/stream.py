@@ -135,7 +135,7 @@ class Stream(Demultiplexer):
         try:
             return await asyncio.wait_for(reply, seconds)
         except TimeoutError:
-            self.fail(f"the agent did not answer within {seconds:.1f} s")
+            self.fail("the agent did not answer in time")
             raise SandboxLost(str(self._lost)) from None
 
     def close(self) -> None:
