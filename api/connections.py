@@ -1,22 +1,28 @@
-"""The store, the bell and the fleet for the current settings. The store and the bell are opened once per process."""
+"""The store, the bell, the ear and the fleet for the current settings. All but the fleet are opened once in a
+process."""
 
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from evalpool.api.combiner import Combiner
+from evalpool.api.ear import Ear
 from evalpool.schemas.database import Database, cause
 from evalpool.schemas.errors import DatabaseUnavailable
 from evalpool.schemas.fleet import Fleet
+from evalpool.schemas.result import Result
 from evalpool.schemas.settings import settings
 from evalpool.schemas.store import Store
 from evalpool.worker.queue.notify import Bell
 
+TOGETHER = 100
+"""The most jobs that threads submit, or results that they read, in one transaction."""
 FRESH = 0.5
 """Seconds for which a list of live workers is used before it is read again."""
 
@@ -35,6 +41,20 @@ def bell() -> Bell:
     """The bell of the configured Redis."""
     with _opening:
         return _bell(os.getpid(), settings().queue_url)
+
+
+def ear() -> Ear:
+    """What hears the bell of the configured Redis."""
+    ringing = bell()
+    with _opening:
+        return _ear(os.getpid(), ringing)
+
+
+def readings() -> Combiner[str, Result | None]:
+    """What reads the result of a job, if it has one. Threads that ask at the same time share a query."""
+    ledger = store()
+    with _opening:
+        return _readings(ledger)
 
 
 def fleet() -> Fleet:
@@ -81,3 +101,17 @@ def _store(_process: int, url: str, fleet: str) -> Store:
 @cache
 def _bell(_process: int, url: str) -> Bell:
     return Bell(url)
+
+
+@cache
+def _ear(_process: int, ringing: Bell) -> Ear:
+    return Ear(ringing)
+
+
+@cache
+def _readings(ledger: Store) -> Combiner[str, Result | None]:
+    def read(job_ids: Sequence[str]) -> list[Result | None]:
+        found = {result.job_id: result for part in ledger.results(job_ids) for result in part}
+        return [found.get(job_id) for job_id in job_ids]
+
+    return Combiner(read, TOGETHER)

@@ -2,9 +2,10 @@
 can have them.
 
 How waiting works: workers ring a bell (a Redis notification) with the ids they have just committed (see
-`worker.queue.notify`). A handle reads the rows, listens, reads the rows once more, and from then on fetches the results
-of the ids that it hears. The bell may fail or be missed, so the rows are read again after each second of silence; they
-alone decide what is finished. Coroutines share a connection (see `api.receiver`).
+`worker.queue.notify`), which one thread hears for all callers of a process (see `api.ear`). A handle reads the rows,
+listens, reads the rows once more, and from then on fetches the results of the ids that it hears. If this process was
+listening already when it submitted the job, nothing was missed, and the handle reads nothing before the bell rings. The
+bell may fail, so the rows are read again after each second of silence; they alone decide what is finished.
 """
 
 import math
@@ -13,8 +14,9 @@ from collections.abc import AsyncGenerator, Collection, Generator, Iterator
 from contextlib import aclosing, closing, suppress
 from functools import partial
 
-from evalpool.api.connections import bell, fleet, store
-from evalpool.api.receiver import QUIET, in_thread, receiver
+from evalpool.api.connections import bell, ear, fleet, readings, store
+from evalpool.api.ear import QUIET, Rings
+from evalpool.api.receiver import in_thread, receiver
 from evalpool.api.reports import summary
 from evalpool.api.waiting import reasons
 from evalpool.schemas.batch import Progress
@@ -34,9 +36,11 @@ PART = 500
 class Job:
     """One submitted job."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, rings: Rings | None = None) -> None:
         self.id = job_id
         self.batch_id = batch_of(job_id)
+        self._rings = rings
+        """Everything that was heard about the job since before it was stored, until somebody waits for it."""
 
     def __repr__(self) -> str:
         return f"Job({self.id!r})"
@@ -66,10 +70,11 @@ class Job:
             return found
 
     def _steps(self, timeout: float | None) -> Generator[list[Result], None, None]:
-        for rung in _rings(self.batch_id, timeout, f"job {self.id}"):
-            found = next(store().results([self.id]), []) if rung is None or self.id in rung else []
-            yield found
-            if found:
+        rings, self._rings = self._rings, None
+        for rung in _rings(self.batch_id, timeout, f"job {self.id}", rings):
+            found = readings().call(self.id) if rung is None or self.id in rung else None
+            yield [] if found is None else [found]
+            if found is not None:
                 return
 
 
@@ -187,19 +192,24 @@ def _cancel(*, batch_id: str | None = None, job_id: str | None = None) -> int:
     return ended
 
 
-def _rings(batch_id: str, timeout: float | None, what: str = "") -> Generator[list[str] | None, None, None]:
+def _rings(
+    batch_id: str, timeout: float | None, what: str = "", heard: Rings | None = None
+) -> Generator[list[str] | None, None, None]:
     """Yield for ever what a waiting handle should do next: fetch these ids (maybe none) or, at `None`, read all rows.
-    Raises `TimeoutError`, which names `what`, or the batch if that is empty."""
+    Raises `TimeoutError`, which names `what`, or the batch if that is empty. With `heard`, nothing was missed yet."""
     if timeout is not None and (not isinstance(timeout, int | float) or math.isnan(timeout)):
         raise InvalidJob(f"timeout: it must be a number of seconds, not {timeout!r}")
     seen = time.monotonic()
     deadline = math.inf if timeout is None else seen + timeout
-    yield None  # before Redis is asked, since finished jobs need no bell
-    with bell().listen(batch_id) as listener:
-        yield None  # the bell is not rung again for results that were committed before we listened
-        heard = time.monotonic()
+    if heard is None:
+        yield None  # before Redis is asked, since finished jobs need no bell
+    rings = heard or Rings()
+    with ear().listen(batch_id, rings):
+        if heard is None:
+            yield None  # the bell is not rung again for results that were committed before we listened
+        last = time.monotonic()
         while True:
-            rung = listener.wait(max(0.0, min(STEP, deadline - time.monotonic())))
+            rung = rings.wait(max(0.0, min(STEP, deadline - time.monotonic())))
             now = time.monotonic()
             if now >= deadline:
                 yield None  # one last look
@@ -207,11 +217,11 @@ def _rings(batch_id: str, timeout: float | None, what: str = "") -> Generator[li
                 counts = f"{progress.running:,} running, {progress.queued:,} queued"
                 why = "; ".join([counts, *reasons(batch_id, now - seen)])
                 raise TimeoutError(f"{what or f'batch {batch_id}'}: not finished after {timeout:g} seconds: {why}")
-            if rung is not None:
-                heard = now
+            if rung is None or rung:
+                last = now
                 yield rung
-            elif now - heard >= QUIET:
-                heard = now
+            elif now - last >= QUIET:
+                last = now
                 if timeout is not None and fleet().members:
                     seen = now
                 yield None

@@ -6,14 +6,18 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
-from evalpool.api.connections import bell, fleet, store
+from evalpool.api.combiner import Combiner
+from evalpool.api.connections import TOGETHER, bell, ear, fleet, store
+from evalpool.api.ear import origin
 from evalpool.api.handles import BatchHandle, Job
 from evalpool.api.receiver import in_background
 from evalpool.schemas import ceilings, images
 from evalpool.schemas.dedup import find_leaders
+from evalpool.schemas.entries import Single
 from evalpool.schemas.errors import (
     BatchNotFound,
     EvalpoolError,
@@ -27,7 +31,9 @@ from evalpool.schemas.job import Case, JobSpec
 from evalpool.schemas.limits import Limits
 from evalpool.schemas.rows import job_id
 from evalpool.schemas.settings import settings
+from evalpool.schemas.store import Store
 from evalpool.schemas.verdict import Priority
+from evalpool.worker.queue.notify import Bell
 from evalpool.worker.queue.publish import UNREACHABLE, wake
 
 PART = 5000
@@ -81,8 +87,13 @@ def _submit_one(spec: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, A
     except NotAJob as error:
         raise InvalidJob(f"job: {error}; to submit a program, write code=…") from None
     ceilings.check(given.limits, settings())
-    batch_id = _submit([given], None, None)
-    return Job(job_id(batch_id, 0))
+    batch_id, (place,) = _new_id(), _images([given])
+    rings = ear().expect(batch_id)
+    with _whole(batch_id, None):
+        unreachable = submissions().call(Single(batch_id, given, place))
+    if unreachable is not None:
+        raise unreachable
+    return Job(job_id(batch_id, 0), rings)
 
 
 def submit_batch(
@@ -350,7 +361,29 @@ def _storable(text: str) -> bool:
 
 
 def _new_id() -> str:
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(5)}"  # sorts by time
+    # It sorts by time, and says on which channel the bell rings for it (see `worker.queue.notify`).
+    return f"{time.time_ns() // 1_000_000:012x}{origin()}{secrets.token_hex(3)}"
+
+
+def submissions() -> Combiner[Single, QueueUnavailable | None]:
+    """What submits single jobs. Threads that submit at the same time share a transaction and a wake-up. An answer is
+    the error to raise if the job is stored but Redis does not answer."""
+    return _submissions(store(), bell())
+
+
+@cache
+def _submissions(ledger: Store, ringing: Bell) -> Combiner[Single, QueueUnavailable | None]:
+    def submit(singles: Sequence[Single]) -> list[QueueUnavailable | None]:
+        ledger.add_singles(singles)
+        urgent = min((single.spec.priority for single in singles), key=list(Priority).index)
+        more = f" and {len(singles) - 1} others" if len(singles) > 1 else ""
+        try:
+            wake(ringing.client, f"1 job of batch {singles[0].batch_id}{more}", urgent)
+        except UNREACHABLE as error:
+            return [_unavailable(single.batch_id, error) for single in singles]
+        return [None] * len(singles)
+
+    return Combiner(submit, TOGETHER)
 
 
 def _wake(batch_id: str, what: str, priority: Priority) -> QueueUnavailable | None:
@@ -358,7 +391,11 @@ def _wake(batch_id: str, what: str, priority: Priority) -> QueueUnavailable | No
     try:
         wake(bell().client, what, priority)
     except UNREACHABLE as error:
-        unavailable = QueueUnavailable(batch_id, str(error))
-        unavailable.__cause__ = error
-        return unavailable
+        return _unavailable(batch_id, error)
     return None
+
+
+def _unavailable(batch_id: str, error: BaseException) -> QueueUnavailable:
+    unavailable = QueueUnavailable(batch_id, str(error))
+    unavailable.__cause__ = error
+    return unavailable

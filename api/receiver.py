@@ -1,29 +1,22 @@
-"""How coroutines wait: those of one event loop share a connection to Redis, and their queries are combined.
+"""How coroutines wait: they share the process's one connection to Redis (see `api.ear`), and the queries of one event
+loop are combined.
 
-A thousand coroutines may wait at once, so none of them has a thread or a connection of its own. The first one opens the
-connection, and the last one closes it. The bell (a Redis notification) only saves time: the rows decide.
+A thousand coroutines may wait at once, so none of them has a thread of its own.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Generic, TypeVar
 
-import redis.asyncio
-from redis.asyncio.client import PubSub
-
-from evalpool.api.connections import store
+from evalpool.api.connections import ear, store
+from evalpool.api.ear import QUIET
 from evalpool.schemas.result import Result
-from evalpool.schemas.settings import settings
-from evalpool.worker.queue.notify import channel, ids_in
-from evalpool.worker.queue.publish import UNREACHABLE, redis_options
 
-QUIET = 1.0
-"""Seconds without the bell (a Redis notification) after which the rows are read."""
 THREADS = 8
 """Queries and submissions of coroutines that run at the same time."""
 
@@ -92,9 +85,14 @@ class Rings:
         self._ids: list[str] = []
         self._look = False
         self._heard = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
 
     def hear(self, ids: list[str] | None) -> None:
-        """Note that these jobs have results or, with `None`, that the rows must be read."""
+        """Note that these jobs have results or, with `None`, that the rows must be read. Any thread may call this."""
+        with suppress(RuntimeError):  # the loop was closed while a coroutine still waited
+            self._loop.call_soon_threadsafe(self._note, ids)
+
+    def _note(self, ids: list[str] | None) -> None:
         self._ids += ids or ()
         self._look |= ids is None
         self._heard.set()
@@ -114,87 +112,28 @@ class Rings:
 
 
 class Receiver:
-    """Hears the bell for all coroutines of one event loop."""
+    """What the coroutines of one event loop share while they wait."""
 
     def __init__(self) -> None:
         self.results: Questions[Result] = Questions(_results)
         self.counts: Questions[int] = Questions(lambda batch_ids: store().counts(batch_ids))
         """How many jobs of a batch have a result."""
-        self._waiting: dict[str, set[Rings]] = {}
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._listeners = 0
 
     @asynccontextmanager
     async def listen(self, batch_id: str) -> AsyncIterator[Rings]:
         """Hear the bell of one batch. Read the rows after entering, since earlier rings are missed."""
         rings = Rings()
-        self._waiting.setdefault(batch_id, set()).add(rings)
-        self._changed.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._keep())
+        self._listeners += 1
         try:
-            yield rings
+            with ear().listen(batch_id, rings):
+                yield rings
         finally:
-            self._waiting[batch_id].discard(rings)
-            if not self._waiting[batch_id]:
-                del self._waiting[batch_id]
-            self._changed.set()
-            if not self._waiting:
-                await self._close()
-
-    async def _close(self) -> None:
-        _receivers.pop(asyncio.get_running_loop(), None)  # callers that come meanwhile get a new receiver
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-        await self.results.close()
-        await self.counts.close()
-
-    async def _keep(self) -> None:
-        """Listen as long as a coroutine waits. While Redis cannot be reached, the rows are read every second."""
-        while self._waiting:  # redis-py can lose a cancellation that comes while it connects
-            try:
-                url = settings().queue_url
-                async with redis.asyncio.from_url(url, **redis_options(url)) as client, client.pubsub() as pubsub:
-                    await self._follow(pubsub)
-            except UNREACHABLE:
-                await asyncio.sleep(QUIET)
-
-    async def _follow(self, pubsub: PubSub) -> None:
-        heard: set[str] = set()
-        message: asyncio.Task[object] | None = None
-        change: asyncio.Task[object] | None = None
-        try:
-            while self._waiting:
-                self._changed.clear()
-                wanted = set(self._waiting)
-                if new := wanted - heard:
-                    await pubsub.subscribe(*map(channel, new))
-                if gone := heard - wanted:
-                    await pubsub.unsubscribe(*map(channel, gone))
-                heard = wanted
-                message = message or asyncio.create_task(pubsub.get_message(timeout=None))
-                change = change or asyncio.create_task(self._changed.wait())
-                done, _ = await asyncio.wait([message, change], return_when=asyncio.FIRST_COMPLETED)
-                if message in done:
-                    self._deliver(message.result())
-                    message = None
-                if change in done:
-                    change = None
-        finally:
-            left = [task for task in (message, change) if task is not None]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-
-    def _deliver(self, message: object) -> None:
-        if not isinstance(message, dict) or message["type"] not in ("subscribe", "message"):
-            return
-        batch_id = message["channel"].decode().removeprefix(channel(""))
-        # Once the subscription is confirmed, nothing is missed; results that were committed before are not rung again.
-        ids = ids_in(message["data"], batch_id) if message["type"] == "message" else None
-        for rings in self._waiting.get(batch_id, ()):
-            rings.hear(ids)
+            self._listeners -= 1
+            if not self._listeners:
+                _receivers.pop(asyncio.get_running_loop(), None)  # callers that come meanwhile get a new receiver
+                await self.results.close()
+                await self.counts.close()
 
 
 _receivers: dict[asyncio.AbstractEventLoop, Receiver] = {}

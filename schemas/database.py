@@ -1,8 +1,10 @@
 """The database: its engine, its clock, and the version of its schema."""
 
+import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,9 @@ from evalpool.schemas.privacy import private_database
 MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x65766C70
 """The advisory lock of PostgreSQL under which one process at a time migrates."""
+BUSY_SECONDS, RETRY_SECONDS = 30.0, 0.001
+"""How long a transaction waits for SQLite's write lock, and how often it tries to get it."""
+PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_SECONDS * 1000:.0f}", "foreign_keys=ON")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OFFSETS = Path("/proc/self/timens_offsets")
 
@@ -69,6 +74,10 @@ class Database:
         `SchemaMismatch`."""
         self.url = make_url(url)
         self.engine = _sqlite(url) if self.url.get_backend_name() == "sqlite" else _postgresql(url)
+        self._writer: AbstractContextManager[Any] = (
+            threading.Lock() if self.engine.dialect.name == "sqlite" else nullcontext()
+        )
+        """SQLite has one writer at a time. The threads of one process take turns here, where waiting costs nothing."""
         self.upgraded_from = self._migrate(upgrade)
         """The schema before the upgrade; `None` if the database was up to date."""
         if self.engine.dialect.name == "sqlite":
@@ -77,15 +86,18 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""
-        with self.engine.connect() as connection, connection.begin():
+        with self._connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction that writes. It holds SQLite's write lock from the start, since getting the lock later can
         fail."""
-        with self.engine.connect().execution_options(evalpool_write=True) as connection, connection.begin():
+        with self._writer, self._connect(evalpool_write=True) as connection, connection.begin():
             yield connection
+
+    def _connect(self, **options: bool) -> Connection:
+        return self.engine.connect().execution_options(**options)
 
     def close(self) -> None:
         """Close every connection."""
@@ -232,7 +244,7 @@ def _sqlite(url: str) -> Engine:
     path = make_url(url).database
     if path and path != ":memory:":
         private_database(Path(path))
-    engine = create_engine(url, connect_args={"timeout": 30, "check_same_thread": False})
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
     booted = boot_id()
 
     @event.listens_for(engine, "connect")
@@ -240,15 +252,42 @@ def _sqlite(url: str) -> Engine:
         connection.isolation_level = None  # `_begin` sends BEGIN instead of the driver
         connection.create_function("since_boot", 0, since_boot)
         connection.create_function("boot_id", 0, lambda: booted, deterministic=True)
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000", "foreign_keys=ON"):
+        for pragma in (
+            "journal_mode=WAL",
+            "synchronous=NORMAL",
+            f"busy_timeout={BUSY_SECONDS * 1000:.0f}",
+            "foreign_keys=ON",
+        ):
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("evalpool_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        if connection.get_execution_options().get("evalpool_write"):
+            _lock(connection)
+        else:
+            connection.exec_driver_sql("BEGIN")
 
     return engine
+
+
+def _lock(connection: Connection) -> None:
+    """Begin a transaction that writes. While another process writes, SQLite itself would sleep for up to 100 ms between
+    two tries, although most transactions take a few milliseconds."""
+    driver: Any = connection.connection.driver_connection
+    end = time.monotonic() + BUSY_SECONDS
+    driver.execute("PRAGMA busy_timeout=0").close()
+    try:
+        while time.monotonic() < end:
+            try:
+                driver.execute("BEGIN IMMEDIATE").close()
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                    break
+                time.sleep(RETRY_SECONDS)
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # it most likely fails, and SQLAlchemy knows how to say it
+    finally:
+        driver.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000:.0f}").close()
 
 
 def _postgresql(url: str) -> Engine:

@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, func, null, select, update
+from sqlalchemy import Connection, and_, func, insert, null, select, update
 
-from evalpool.schemas import dedup, endings
+from evalpool.schemas import dedup, endings, rows
 from evalpool.schemas.database import clock, insert_many, upsert
 from evalpool.schemas.job import JobSpec
 from evalpool.schemas.tables import BATCHES, JOBS, QUEUED, TURNS, UNFINISHED, Todo, span
@@ -27,6 +27,14 @@ class Opening(NamedTuple):
     """How many of its jobs are stored already."""
     turn: float
     """The current turn (fair share), at which a submission starts."""
+
+
+class Single(NamedTuple):
+    """A job that is submitted alone, in a batch of its own."""
+
+    batch_id: str
+    spec: JobSpec
+    image: str
 
 
 class Plan(NamedTuple):
@@ -79,6 +87,25 @@ def open_batch(
     stored = str(db.scalar(select(BATCHES.c.id).where(BATCHES.c.idempotency_key == key)))
     last = db.scalar(select(func.max(JOBS.c.seq)).where(JOBS.c.batch_id == stored))
     return Opening(stored, 0 if last is None else last + 1, turn(db))
+
+
+def now(db: Connection) -> tuple[float, float]:
+    """The database's clock, and the current turn."""
+    row = db.execute(select(clock(), select(TURNS.c.value).scalar_subquery())).one()
+    return row[0], row[1] or 0.0
+
+
+def add_singles(db: Connection, singles: Sequence[Single], turns: Sequence[float], when: float, fleet: str) -> None:
+    """Add jobs that were submitted alone, and their batches. Nobody else knows these batches yet, so nothing of what
+    `add` looks for can have happened to them."""
+    batches = [{"id": single.batch_id, "total": 1, "about": "{}", "created_at": when} for single in singles]
+    jobs = [
+        rows.job_row(single.batch_id, 0, single.spec, turn)
+        | {"created_at": when, "image": single.image, "fleet": fleet}
+        for single, turn in zip(singles, turns, strict=True)
+    ]
+    insert_many(db, insert(BATCHES), batches)
+    insert_many(db, insert(JOBS), jobs)
 
 
 def turn(db: Connection) -> float:

@@ -20,7 +20,7 @@ from sqlalchemy import literal, select
 from evalpool.schemas import claims, dedup, endings, entries, registry, rows, views
 from evalpool.schemas.batch import Batch, Progress
 from evalpool.schemas.database import Database
-from evalpool.schemas.entries import Opening, Step
+from evalpool.schemas.entries import Opening, Single, Step
 from evalpool.schemas.fleet import Fleet, Member
 from evalpool.schemas.images import digest_of, name_of, pinned
 from evalpool.schemas.job import JobSpec
@@ -78,6 +78,13 @@ class Store:
         if opening.batch_id == batch_id and todo is not None:
             self._fill(batch_id, todo, specs, digests, images)
         return opening.batch_id
+
+    def add_singles(self, singles: Sequence[Single]) -> None:
+        """Store jobs that were submitted one by one, each in a batch of its own, all in one transaction."""
+        with self.database.write() as db:
+            now, turn = entries.now(db)
+            turns = [self._turn(turn, [single.spec]) for single in singles]
+            entries.add_singles(db, singles, turns, now, self.own_fleet)
 
     def fill(
         self,

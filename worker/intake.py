@@ -4,7 +4,8 @@ that it can run."""
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -60,6 +61,8 @@ class Intake:
         """How many wake-ups are about to claim jobs. A wake-up that waits for the jobs it has claimed does not count:
         they may take hours, and the other slots are free meanwhile."""
         self._claiming = asyncio.Lock()
+        self._lined_up = False
+        """Whether a wake-up waits for another one's claim to end."""
         self._freed = asyncio.Event()
         """Set when a job is over, so that there may be room for another."""
         self._pins: dict[tuple[str, str], str] = {}
@@ -116,12 +119,27 @@ class Intake:
         self._asking += 1
         try:
             while await self._able():
-                async with self._claiming:
+                if self._lined_up:  # the next claim, which has not begun, is for all wake-ups that have come by then
+                    return []
+                async with self._next_claim():
                     if count := min(self._room(), self._settings.chunk):
                         return await self._claim(count)
             return []
         finally:
             self._asking -= 1
+
+    @asynccontextmanager
+    async def _next_claim(self) -> AsyncIterator[None]:
+        """Wait until no other wake-up is claiming."""
+        self._lined_up = True
+        try:
+            await self._claiming.acquire()
+        finally:
+            self._lined_up = False
+        try:
+            yield
+        finally:
+            self._claiming.release()
 
     def _room(self) -> int:
         """How many more jobs to claim: enough for the slots, and what they finish in `CLAIM_SECONDS`. Long jobs are

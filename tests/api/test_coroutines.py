@@ -14,6 +14,7 @@ import api
 from evalpool.api import BatchHandle, submit_batch, submit_job
 from evalpool.schemas import BatchNotFound, InvalidJob, State
 from evalpool.schemas.store import Store
+from evalpool.worker.queue.notify import channel
 from tests.api.conftest import Finish, record, rows
 from tests.conftest import PATIENCE
 
@@ -81,7 +82,7 @@ async def test_a_thousand_awaits_share_one_connection_and_a_few_threads(
     batch = submit_batch([{"code": "x"}] * MANY)
     handles = jobs + [api.Job(job_id) for job_id in ids(batch, MANY)]
     waiting = [asyncio.ensure_future(handle) for handle in handles] + [asyncio.ensure_future(batch) for _ in range(10)]
-    await soon(lambda: client.pubsub_numsub(f"evalpool.done.{batch.id}")[0][1] == 1)
+    await soon(lambda: client.pubsub_numsub(channel(batch.id))[0][1] == 1)
     assert threading.active_count() - before < 20
     assert len(client.client_list()) - clients < 10
     finish(handle.id for handle in handles)

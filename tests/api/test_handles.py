@@ -10,10 +10,11 @@ import redis
 
 from evalpool.api import BatchHandle, Job, submit_batch, submit_job
 from evalpool.api.connections import fleet
+from evalpool.api.ear import Ear, Rings
 from evalpool.schemas import JobSpec, Result, State, Verdict
 from evalpool.schemas.fleet import Member
 from evalpool.schemas.store import Store
-from evalpool.worker.queue.notify import Bell
+from evalpool.worker.queue.notify import Bell, channel
 from tests.api.conftest import Finish, record
 from tests.conftest import PATIENCE, eventually
 
@@ -81,7 +82,7 @@ NOISE = {
     "an object": b'{"a": 1}',
     "no strings": b"[1, null, [2]]",
     "half a character": b'["\\ud800"]',
-    "jobs of another batch": b'["other-000000"]',
+    "jobs of another channel": b'["0123456789abffffff-000000"]',
     "longer than any ring": b'["' + b"x" * (2 << 20) + b'"]',
 }
 
@@ -90,12 +91,13 @@ NOISE = {
 def test_a_message_that_no_worker_sent_makes_a_client_read_the_rows(
     store: Store, batch: BatchHandle, redis_url: str, noise: bytes
 ) -> None:
-    bell = Bell(redis_url)
-    with redis.Redis.from_url(redis_url) as client, bell.listen(batch.id) as listener:
-        assert client.publish(f"evalpool.done.{batch.id}", noise) == 1
+    bell, rings = Bell(redis_url), Rings()
+    with redis.Redis.from_url(redis_url) as client, Ear(bell).listen(batch.id, rings):
+        eventually(lambda: rings.wait(0) is None)  # the subscription is confirmed
+        assert client.publish(channel(batch.id), noise) >= 1
         bell.ring([ids(batch)[0]])
-        assert listener.wait(30) is None
-        assert listener.wait(30) == [ids(batch)[0]]
+        assert rings.wait(30) is None
+        assert rings.wait(30) == [ids(batch)[0]]
     bell.close()
 
 
@@ -104,9 +106,9 @@ def test_a_waiting_client_survives_messages_that_no_worker_sent(
 ) -> None:
     waiter = Aside(lambda: sorted(result.job_id for result in batch.as_completed(timeout=PATIENCE)))
     with redis.Redis.from_url(redis_url) as client:
-        eventually(lambda: client.pubsub_numsub(f"evalpool.done.{batch.id}")[0][1] == 1)
+        eventually(lambda: client.pubsub_numsub(channel(batch.id))[0][1] >= 1)
         for noise in NOISE.values():
-            client.publish(f"evalpool.done.{batch.id}", noise)
+            client.publish(channel(batch.id), noise)
     finish(ids(batch))
     assert waiter.value() == ids(batch)
 

@@ -7,6 +7,7 @@ import pytest
 import redis
 from sqlalchemy.exc import DataError, OperationalError
 
+from evalpool.api.ear import Ear, Rings
 from evalpool.schemas import JobSpec, Result, Verdict
 from evalpool.schemas.settings import settings
 from evalpool.schemas.store import Store
@@ -43,14 +44,17 @@ async def test_results_are_committed_in_groups_even_if_the_first_commits_fail(
     announcer = Announcer(settings())
     recorder = Recorder(ledger, announcer, lambda: 0)
     keeper = asyncio.create_task(recorder.keep())
-    with bell.listen("b") as listener:
+    rings = Rings()
+    with Ear(bell).listen("b", rings):
+        while rings.wait(10) is not None:  # until the subscription is confirmed
+            pass
         await asyncio.gather(*(recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases))
         assert store.progress("b").finished == 50
         assert sum(groups) == 50
         assert len(groups) < 50
         rung: set[str] = set()
         while len(rung) < 50:
-            rung |= set(listener.wait(10) or ["nothing was rung"])
+            rung |= set(rings.wait(10) or ["nothing was rung"])
     assert rung == {lease.job_id for lease in leases}
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)

@@ -2,9 +2,8 @@
 rows."""
 
 import json
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from itertools import groupby
 
 import redis
@@ -14,11 +13,14 @@ from evalpool.worker.queue.publish import redis_client
 
 MESSAGE = 1 << 20
 """Larger messages, in bytes, are ignored: a worker rings for a few hundred ids at a time."""
+ORIGIN = slice(12, 16)
+"""The characters of a batch id that name the process that submitted it; see `api.jobs`."""
 
 
 def channel(batch_id: str) -> str:
-    """Return the name of the Redis channel for a batch."""
-    return f"evalpool.done.{batch_id}"
+    """Return the name of the Redis channel for a batch. All batches of one process share a channel, so that it
+    subscribes once, and not for each job."""
+    return f"evalpool.done.{batch_id[ORIGIN]}"
 
 
 class Bell:
@@ -29,49 +31,25 @@ class Bell:
 
     def ring(self, job_ids: Iterable[str]) -> None:
         """Notify the callers that these jobs have results. Does nothing if Redis is away."""
+        rung = sorted((channel(each), each) for each in job_ids)
         with suppress(redis.RedisError):
             pipe = self.client.pipeline(transaction=False)
-            for batch_id, ids in groupby(sorted(job_ids), key=batch_of):
-                pipe.publish(channel(batch_id), json.dumps(list(ids)))
+            for name, pairs in groupby(rung, key=lambda pair: pair[0]):
+                pipe.publish(name, json.dumps([job_id for _, job_id in pairs]))
             pipe.execute()
 
-    @contextmanager
-    def listen(self, batch_id: str) -> Iterator["Listener"]:
-        """Subscribe to one batch. Read the rows after entering, since there is no notification of earlier commits."""
-        pubsub = self.client.pubsub(ignore_subscribe_messages=True)
-        with suppress(redis.RedisError):
-            pubsub.subscribe(channel(batch_id))
-            pubsub.get_message(timeout=5)  # the confirmation; from now on nothing is missed
-        try:
-            yield Listener(pubsub, batch_id)
-        finally:
-            with suppress(redis.RedisError):
-                pubsub.close()
+    def subscription(self) -> "redis.client.PubSub":
+        """Return a new connection on which channels can be subscribed; its caller closes it."""
+        return self.client.pubsub()  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close the connections."""
         self.client.close()
 
 
-class Listener:
-    """A subscription to the results of one batch."""
-
-    def __init__(self, pubsub: "redis.client.PubSub", batch_id: str) -> None:
-        self._pubsub, self._batch_id = pubsub, batch_id
-
-    def wait(self, seconds: float) -> list[str] | None:
-        """Return the ids in the next message. `None` means that the caller should read the rows: no message came in
-        time, Redis failed, or the message was not from a worker."""
-        try:
-            message = self._pubsub.get_message(timeout=seconds)
-        except (redis.RedisError, OSError, RuntimeError):
-            time.sleep(min(seconds, 0.25))  # no busy loop while Redis is away
-            return None
-        return None if message is None else ids_in(message["data"], self._batch_id)
-
-
-def ids_in(data: object, batch_id: str) -> list[str] | None:
-    """Return the ids in a message, or `None` if it is not one of ours, as any client of Redis can publish anything."""
+def ids_in(data: object, heard_on: str) -> list[str] | None:
+    """Return the ids in a message on this channel, or `None` if it is not one of ours, as any client of Redis can
+    publish anything."""
     if not isinstance(data, bytes) or len(data) > MESSAGE:
         return None
     try:
@@ -79,4 +57,4 @@ def ids_in(data: object, batch_id: str) -> list[str] | None:
     except (ValueError, RecursionError):
         return None
     ours = isinstance(ids, list) and all(isinstance(each, str) and each.isascii() for each in ids)
-    return ids if ours and all(batch_of(each) == batch_id for each in ids) else None
+    return ids if ours and all(channel(batch_of(each)) == heard_on for each in ids) else None

@@ -1,0 +1,162 @@
+"""Hears the bell (the Redis notification of results) for every caller of this process that waits: one thread with one
+connection, however many jobs are waited for.
+
+All batches that this process submits share a channel, which is subscribed once. The bell only saves time, since the
+rows decide: whenever something may have been missed, callers are told to read them.
+"""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from queue import Empty, SimpleQueue
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import redis
+
+from evalpool.schemas.rows import batch_of
+from evalpool.worker.queue.notify import Bell, channel, ids_in
+from evalpool.worker.queue.publish import UNREACHABLE
+
+QUIET = 1.0
+"""Seconds without the bell after which callers read the rows, and seconds for which nobody must wait until the
+connection is closed."""
+STEP = 0.1
+"""Seconds after which the channel of a batch that another process submitted is subscribed, at the latest."""
+
+_origins: dict[int, str] = {}
+
+
+def origin() -> str:
+    """Return the name of this process in the ids of its batches: four hexadecimal digits. Two processes with the same
+    name hear of each other's jobs and ignore them."""
+    return _origins.setdefault(os.getpid(), secrets.token_hex(2))
+
+
+class Hearer(Protocol):
+    """Whoever waits for jobs of one batch."""
+
+    def hear(self, ids: list[str] | None, /) -> None:
+        """Take note that these jobs have results or, with `None`, that the rows must be read. It is called in the
+        thread of the ear, and must not block."""
+
+
+class Rings:
+    """What a thread has heard about a batch."""
+
+    def __init__(self) -> None:
+        self._heard: SimpleQueue[list[str] | None] = SimpleQueue()
+        self.hear = self._heard.put
+
+    def wait(self, seconds: float) -> list[str] | None:
+        """Return the jobs of the next ring; none if there was silence for so long, and `None` if the rows must be
+        read."""
+        try:
+            return self._heard.get(timeout=seconds)
+        except Empty:
+            return []
+
+
+class Ear:
+    """Listens while anybody waits."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._waiting: dict[str, set[Hearer]] = {}
+        """Batch id → those who wait for it."""
+        self._expected: WeakValueDictionary[str, Rings] = WeakValueDictionary()
+        """The same for batches that are being submitted. They are forgotten together with their handles."""
+        self._subscribed: set[str] = set()
+        """The channels on which nothing is missed."""
+        self._own = channel(f"{'':12}{origin()}")
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        """Protects all of the above."""
+
+    def expect(self, batch_id: str) -> Rings | None:
+        """Hear of a batch that is about to be submitted here, as long as the value is kept. Returns `None` while the
+        ear is not listening: then results may be missed."""
+        with self._lock:
+            if channel(batch_id) not in self._subscribed:
+                return None
+            rings = self._expected[batch_id] = Rings()
+            return rings
+
+    @contextmanager
+    def listen(self, batch_id: str, hearer: Hearer) -> Iterator[None]:
+        """Let `hearer` hear of a batch. Read the rows after entering, since earlier rings are missed."""
+        with self._lock:
+            self._waiting.setdefault(batch_id, set()).add(hearer)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._keep, name="evalpool-ear", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting[batch_id].discard(hearer)
+                if not self._waiting[batch_id]:
+                    del self._waiting[batch_id]
+
+    def _keep(self) -> None:
+        """Listen until nobody has waited for a while. While Redis cannot be reached, callers read the rows."""
+        while True:
+            try:
+                with closing(self._bell.subscription()) as pubsub:
+                    self._follow(pubsub)
+                    return
+            except UNREACHABLE:
+                with self._lock:
+                    self._subscribed.clear()
+                if self._alone():
+                    return
+                time.sleep(QUIET)
+
+    def _follow(self, pubsub: "redis.client.PubSub") -> None:
+        wanted: set[str] = set()
+        needed = time.monotonic()
+        while True:
+            with self._lock:
+                more = {self._own, *map(channel, self._waiting)} - wanted
+                if self._waiting:
+                    needed = time.monotonic()
+            if more:
+                wanted |= more
+                pubsub.subscribe(*more)
+            self._deliver(pubsub.get_message(timeout=STEP))
+            if time.monotonic() - needed >= QUIET and self._alone():
+                return
+
+    def _alone(self) -> bool:
+        """End the thread if nobody waits. Returns whether it ends."""
+        with self._lock:
+            if self._waiting:
+                return False
+            self._subscribed.clear()
+            self._thread = None
+            return True
+
+    def _deliver(self, message: object) -> None:
+        if not isinstance(message, dict) or message["type"] not in ("subscribe", "message"):
+            return
+        heard_on = message["channel"].decode()
+        ids = ids_in(message["data"], heard_on) if message["type"] == "message" else None
+        with self._lock:
+            if message["type"] == "subscribe":
+                self._subscribed.add(heard_on)
+            rung: dict[str, list[str] | None] = {}
+            if ids is None:  # listening begins here, or the message is not one of ours
+                batches = {*self._waiting, *self._expected}
+                rung = {batch_id: None for batch_id in batches if channel(batch_id) == heard_on}
+            for job_id in ids or ():
+                rung[batch_of(job_id)] = [*(rung.get(batch_of(job_id)) or ()), job_id]
+            heard = [(hearer, rung[batch_id]) for batch_id in rung for hearer in self._of(batch_id)]
+        for hearer, jobs in heard:
+            hearer.hear(jobs)
+
+    def _of(self, batch_id: str) -> set[Hearer]:
+        expecting = self._expected.get(batch_id)
+        return self._waiting.get(batch_id, set()) | ({expecting} if expecting is not None else set())
