@@ -108,7 +108,7 @@ class Ear:
                 with closing(self._bell.subscription()) as pubsub:
                     self._follow(pubsub)
                     return
-            except UNREACHABLE:
+            except (*UNREACHABLE, ValueError):  # the latter if the client is closed meanwhile
                 with self._lock:
                     self._subscribed.clear()
                 if self._alone():
