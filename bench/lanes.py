@@ -5,16 +5,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from bench.contestants import DockerExec, complete, fleet
-from evalpool.api import submit_batch, submit_job
+from bench.contestants import complete
+from evalpool.api import submit_job
 from evalpool.schemas import Case, JobSpec, Limits
 from evalpool.schemas.settings import settings
-from tests.faults.servers import PostgresServer
 
 AT_ONCE = 64
 """Callers that wait for a result at the same time."""

@@ -319,12 +319,15 @@ class Store:
         """The results of those of these jobs that have one, in portions that fit into memory. Each portion is in the
         order of submission."""
         for part in rows.parts(job_ids):
-            with self.database.read() as db:
-                portions = views.portions(db, part)
+            portions: Sequence[Sequence[str]] = [part]
+            if len(part) > 1:
+                with self.database.read() as db:
+                    portions = views.portions(db, part)
             for ids in portions:
                 with self.database.read() as db:
                     results = views.results(db, ids)
-                yield results
+                if results:
+                    yield results
 
     def batch_results(self, batch_id: str) -> Iterator[Result]:
         """Every result of a batch, in the order of submission. They are read in portions that fit into memory."""

@@ -1,5 +1,6 @@
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from evalpool.schemas import (
     Verdict,
 )
 from evalpool.schemas.database import Database
+from evalpool.schemas.entries import Single
 from evalpool.schemas.fleet import Member
 from evalpool.schemas.lease import Lease
 from evalpool.schemas.rows import moment
 from evalpool.schemas.store import Store
+from tests.conftest import PATIENCE
 from tests.faults.servers import PostgresServer
 
 JOBS = [JobSpec(code=f"print({i})", task_id=f"t/{i}", sample_id=i) for i in range(4)]
@@ -291,3 +294,24 @@ def test_a_migration_may_take_longer_than_the_statements_of_workers(
     monkeypatch.setattr("evalpool.schemas.database.command.upgrade", upgrade)
     Database(postgres.url("patient").replace("postgresql://", "postgresql+psycopg://", 1)).close()
     assert found == ["0", "0"]
+
+
+def test_single_jobs_that_are_stored_together_are_batches_of_their_own(store: Store) -> None:
+    singles = [Single(f"b{number}", JobSpec(code=str(number), task_id=number), "i") for number in range(5)]
+    store.add_singles(singles)
+    assert [store.progress(single.batch_id).queued for single in singles] == [1] * 5
+    leases = store.claim(9, "w", 60).leases
+    assert [(lease.batch_id, lease.spec) for lease in leases] == [(each.batch_id, each.spec) for each in singles]
+    assert {lease.image for lease in leases} == {"i"}
+
+
+def test_threads_and_processes_that_write_wait_for_each_other(store: Store) -> None:
+    """The other process is a second connection, which holds SQLite's write lock for a moment."""
+    other = Database(str(store.database.url))
+    with other.write() as db, ThreadPoolExecutor(4) as threads:
+        written = [threads.submit(store.add_batch, f"b{n}", [JobSpec(code="x")], None, None) for n in range(4)]
+        db.exec_driver_sql("INSERT INTO batches (id, total, created_at) VALUES ('other', 0, 0)")
+        assert not any(each.done() for each in written)
+        db.commit()
+        assert {each.result(timeout=PATIENCE) for each in written} == {"b0", "b1", "b2", "b3"}
+    other.close()

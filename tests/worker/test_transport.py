@@ -19,7 +19,7 @@ from celery import Celery
 from kombu.transport import redis as theirs
 from kombu.transport import virtual
 
-from evalpool.worker.queue import transport
+from evalpool.worker.queue import publish, transport
 from evalpool.worker.queue.celery import QUEUES, RUN, app
 from evalpool.worker.queue.transport import Transport, unreadable
 from tests.conftest import ROOT, answers, eventually, missing
@@ -217,3 +217,22 @@ def test_a_channel_whose_connection_was_closed_raises_an_error_that_celery_recov
     channel.connection.client = None  # as `Connection.collect` leaves it
     with pytest.raises(connection.connection_errors):
         channel._connparams()
+
+
+def test_a_wake_up_is_the_message_that_celery_itself_would_send(redis_url: str) -> None:
+    app.send_task(RUN, argsrepr="('x')", queue=NORMAL, connection=app.connection_for_write(redis_url), retry=False)
+    with redis.Redis.from_url(redis_url) as client:
+        theirs_sent, ours = json.loads(client.rpop(NORMAL)), json.loads(publish.message("x", NORMAL))
+        assert not client.llen(NORMAL)
+        publish.wake(client, "x")
+        publish.wake(client, "y")  # one waits already
+        assert client.llen(NORMAL) == 1
+    assert ours.keys() == theirs_sent.keys()
+    assert ours["body"] == theirs_sent["body"]
+    assert ours["headers"].keys() == theirs_sent["headers"].keys()
+    own = ("id", "root_id", "origin", "ignore_result")
+    same = {name: value for name, value in theirs_sent["headers"].items() if name not in own}
+    assert same == {name: value for name, value in ours["headers"].items() if name not in own}
+    assert theirs_sent["properties"].keys() - ours["properties"].keys() == {"argsrepr"}
+    for name in ("delivery_mode", "delivery_info", "priority", "body_encoding"):
+        assert ours["properties"][name] == theirs_sent["properties"][name]

@@ -1,0 +1,99 @@
+"""One thread with one connection hears the bell for all callers of a process."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import redis
+from sqlalchemy import event
+
+from evalpool.api import Job, submit_job
+from evalpool.api.connections import ear
+from evalpool.api.connections import store as own_store
+from evalpool.schemas import JobSpec
+from evalpool.schemas.store import Store
+from tests.api.conftest import Finish
+from tests.conftest import PATIENCE, eventually
+
+pytestmark = pytest.mark.redis
+
+CALLERS = 32
+
+
+def ears() -> int:
+    return sum(thread.name == "evalpool-ear" for thread in threading.enumerate())
+
+
+def listening() -> bool:
+    """Whether this process would hear of a job that it submits now."""
+    return ear().expect(submit_job(code="x").batch_id) is not None
+
+
+def test_threads_that_wait_share_one_connection_which_is_closed_afterwards(
+    store: Store, finish: Finish, redis_url: str
+) -> None:
+    eventually(lambda: not ears())
+    jobs = [submit_job(code="x") for _ in range(CALLERS)]
+    with redis.Redis.from_url(redis_url) as client, ThreadPoolExecutor(CALLERS) as threads:
+        waiting = [threads.submit(job.result, PATIENCE) for job in jobs]
+        eventually(lambda: client.pubsub_channels("evalpool.done.*"))
+        assert len(client.client_list(_type="pubsub")) == 1
+        assert ears() == 1
+        finish([job.id for job in jobs])
+        assert [each.result().job_id for each in waiting] == [job.id for job in jobs]
+        eventually(lambda: not ears() and not client.client_list(_type="pubsub"))
+
+
+def test_a_job_that_was_submitted_while_the_ear_listens_is_read_once(store: Store, finish: Finish) -> None:
+    first = submit_job(code="x")
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(first.result, PATIENCE)
+        eventually(listening)
+        job = submit_job(code="x")
+        finish([job.id])
+        reads: list[str] = []
+
+        def note(*args: Any) -> None:
+            if threading.current_thread() is threading.main_thread():
+                reads.append(args[2])
+
+        event.listen(own_store().database.engine, "before_cursor_execute", note)
+        try:
+            assert job.result(timeout=PATIENCE).job_id == job.id
+        finally:
+            event.remove(own_store().database.engine, "before_cursor_execute", note)
+        assert sum("FROM results" in read for read in reads) == 1
+        finish([first.id])
+        assert waiting.result().job_id == first.id
+
+
+def test_a_second_wait_for_the_same_job_returns_at_once(store: Store, finish: Finish) -> None:
+    first = submit_job(code="x")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(first.result, PATIENCE)
+        eventually(listening)
+        job = submit_job(code="x")
+        finish([job.id, first.id])
+        assert job.result(timeout=PATIENCE) == job.result(timeout=PATIENCE) == Job(job.id).result(timeout=PATIENCE)
+        waiting.result()
+
+
+def test_waiting_goes_on_after_redis_has_cut_the_connection(store: Store, finish: Finish, redis_url: str) -> None:
+    job = submit_job(code="x")
+    with redis.Redis.from_url(redis_url) as client, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(job.result, PATIENCE)
+        eventually(lambda: client.pubsub_channels("evalpool.done.*"))
+        client.client_kill_filter(_type="pubsub")
+        eventually(lambda: client.pubsub_channels("evalpool.done.*"))
+        finish([job.id])
+        assert waiting.result().job_id == job.id
+
+
+def test_a_job_of_another_process_is_heard_of(store: Store, finish: Finish) -> None:
+    foreign = "0123456789abffff000000"
+    store.add_batch(foreign, [JobSpec(code="x")], None, None)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(Job(f"{foreign}-000000").result, PATIENCE)
+        finish([f"{foreign}-000000"])
+        assert waiting.result().batch_id == foreign
