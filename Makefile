@@ -18,8 +18,8 @@ test: ## install everything, run the whole test suite (ARGS="-k pool" adds argum
 	@deploy/setup docker redis venv image code notebook testing bench
 	@$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
 
-bench: ## measure evalpool and its peers in one run (QUICK=1 takes less than five minutes)
-	@deploy/setup docker redis venv image bench
+bench: ## measure evalpool and its peers in one run (QUICK=1 takes about ten minutes)
+	@deploy/setup docker redis venv image code notebook testing bench
 	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
 
 million: ## time every query of a running system, in a database with millions of jobs

@@ -14,7 +14,7 @@ from rich.box import ROUNDED
 from rich.console import Console
 from rich.table import Table
 
-from bench import measure, steps
+from bench import lanes, measure, steps
 from bench.contestants import EVERYBODY, Contestant, DockerExec, fleet
 from bench.programs import references, some
 from evalpool.schemas.settings import settings
@@ -82,6 +82,8 @@ def main() -> None:
     by_process = measure.cpu_by_process(1000 if quick else 5000, slots)
     say("more slots")
     by_slots = measure.by_slots([1, 2, 4, 8], 400 if quick else 2000)
+    say("work that is not bulk")
+    by_lane = lanes.measure(rounds, 300 if quick else 1000, slots, say)
     say("larger batches")
     scaling, memory = measure.scaling([1000, 3000] if quick else [1000, 10_000, 100_000], slots)
 
@@ -105,6 +107,7 @@ def main() -> None:
         "step_us": by_step,
         "process_us": by_process,
         "slots": by_slots,
+        "lanes": by_lane,
         "scaling": scaling,
         "worker_mib": memory,
         "seconds": round(time.monotonic() - began),
@@ -135,6 +138,11 @@ def show(found: dict[str, Any]) -> None:
         "CPU per job, by step": ", ".join(f"{step} {cost:.0f} µs" for step, cost in found["step_us"].items()),
         "CPU per job, by process": ", ".join(f"{who} {cost:.0f} µs" for who, cost in found["process_us"].items()),
     }
+    table = Table("not bulk", "evalpool", "instead", "share", "p99 / ideal", box=ROUNDED, border_style="bright_black")
+    for name, lane in found["lanes"].items():
+        figures = [f"{lane[key]:.3g}" for key in ("evalpool", "peer", "share")]
+        table.add_row(name, *figures, str(lane.get("p99_of_ideal", "")))
+    out.print(table)
     table = Table(box=ROUNDED, border_style="bright_black", show_header=False)
     for name, text in lines.items():
         table.add_row(name, text)

@@ -236,10 +236,11 @@ def complete(specs: Sequence[JobSpec]) -> None:
 
 
 @contextmanager
-def fleet(slots: int, *, worker: bool = True) -> Iterator[Servers]:
-    """A Redis, a ledger and a worker of this run's own, all in a temporary folder. Other settings are the machine's."""
+def fleet(slots: int, *, worker: bool = True, database: str | None = None) -> Iterator[Servers]:
+    """A Redis, a ledger and a worker of this run's own, all in a temporary folder, unless another database is given.
+    Other settings are the machine's."""
     with tempfile.TemporaryDirectory() as place:
-        ledger = f"sqlite:///{place}/evalpool.db"
+        ledger = database or f"sqlite:///{place}/evalpool.db"
         own = Settings(state_dir=Path(place), slots=slots, redis_url=None, database_url=ledger, fleet=None)
         with runs.workers(own) as servers:
             if worker:

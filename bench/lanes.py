@@ -1,18 +1,21 @@
 """Measures the work that is not bulk, each kind beside what a user would do instead, in interleaved rounds."""
 
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
-from bench.contestants import complete
+from bench.contestants import DockerExec, complete, fleet
 from evalpool.api import submit_job
 from evalpool.schemas import Case, JobSpec, Limits
 from evalpool.schemas.settings import settings
+from tests.faults.servers import PostgresServer
 
 AT_ONCE = 64
 """Callers that wait for a result at the same time."""
@@ -84,6 +87,43 @@ def cases(jobs: int) -> Lane:
     return Lane(20 * count / (20 * batch(together)), 20 * count / batch(apart))
 
 
+def imports(module: str, image: str, jobs: int) -> dict[str, Lane]:
+    """Jobs that import a module, beside a `python3` process for each in containers of the same image, and beside the
+    same jobs without the import."""
+    those = {"image": image}
+    importing = [spec.model_copy(update={"code": f"import {module}\n{spec.code}"}) for spec in trivial(jobs, **those)]
+    ours, plain = batch(importing), batch(trivial(jobs, **those))
+    return {f"{module}_import": Lane(ours, fresh(module, image, jobs // 10)), f"{module}_share": Lane(ours, plain)}
+
+
+def fresh(module: str, image: str, processes: int) -> float:
+    """Return how many `python3` processes that import a module end per second, one container for each slot."""
+    each = max(1, processes // settings().slots)
+    loop = f"for _ in $(seq {each}); do python3 -c 'import {module}' || exit 1; done"
+    command = ["docker", "run", "--rm", "--network=none", "--entrypoint", "sh", image, "-c"]
+    empty = [subprocess.Popen([*command, "true"]) for _ in range(settings().slots)]
+    start = time.perf_counter()
+    for child in empty:
+        child.wait()
+    overhead = time.perf_counter() - start
+    start = time.perf_counter()
+    loops = [subprocess.Popen([*command, loop]) for _ in range(settings().slots)]
+    if any(child.wait() for child in loops):
+        raise RuntimeError(f"{image} cannot import {module}")
+    return each * settings().slots / max(0.01, time.perf_counter() - start - overhead)
+
+
+def one_at_a_time(container: str, pairs: int) -> Lane:
+    """One job after the other, beside `docker exec … python3 -c pass`; the unit is seconds."""
+    ours = at_once(pairs, 1).seconds
+    theirs = []
+    for _ in range(pairs):
+        start = time.perf_counter()
+        DockerExec.execute(container, ["python3", "-c", "pass"])
+        theirs.append(time.perf_counter() - start)
+    return Lane(statistics.median(ours), statistics.median(theirs))
+
+
 class Waits(NamedTuple):
     """What callers that wait for single jobs see."""
 
@@ -129,8 +169,6 @@ def from_processes(jobs: int) -> Waits:
 
 def environment() -> dict[str, str]:
     """Return the variables with which a process uses the Redis and the database of this run."""
-    import os
-
     now = settings()
     return os.environ | {
         "EVALPOOL_REDIS_URL": now.queue_url,
@@ -140,28 +178,55 @@ def environment() -> dict[str, str]:
     }
 
 
-def waiting(jobs: int, rounds: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Measure single jobs of many callers on the configured database, beside a batch of the same jobs."""
-    found: dict[str, list[tuple[Waits, float]]] = {"at_once": [], "processes": []}
-    for number in range(rounds):
-        whole = batch(trivial(jobs))
-        for name, act in (("at_once", lambda: at_once(jobs, AT_ONCE)), ("processes", lambda: from_processes(jobs))):
-            waits = act()
-            found[name].append((waits, whole))
-            say(f"round {number + 1} of {rounds}: {name} {waits.rate:.0f} of {whole:.0f} jobs per second")
-    return {name: summary(pairs) for name, pairs in found.items()}
-
-
-def summary(pairs: Sequence[tuple[Waits, float]]) -> dict[str, float]:
-    """Return the medians of all rounds."""
-    shares = [waits.rate / whole for waits, whole in pairs]
-    late = [percentile(waits.seconds, 0.99) / (AT_ONCE / waits.rate) for waits, _ in pairs]
+def measure(rounds: int, jobs: int, slots: int, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    """Measure every lane in interleaved rounds, and return the medians."""
+    found: dict[str, list[Lane]] = {}
+    late: dict[str, list[float]] = {}
+    postgres = PostgresServer().start()
+    exec_container = DockerExec(1, settings().image, [])
+    exec_container.start()
+    try:
+        for number in range(rounds):
+            for name, url in (("sqlite", None), ("postgresql", postgres.url("postgres"))):
+                with fleet(slots, database=url and url.replace("postgresql://", "postgresql+psycopg://", 1)):
+                    complete(trivial(100))
+                    lanes = _waiting(name, jobs, late) | {
+                        f"one_at_a_time_{name}": one_at_a_time(exec_container.containers[0], 40)
+                    }
+                    if url is None:
+                        lanes |= {
+                            "mixed_limits": mixed_limits(jobs),
+                            "languages": languages(jobs),
+                            "cases": cases(jobs),
+                        }
+                        lanes |= imports("numpy", settings().image, jobs)
+                        lanes |= imports("pandas", settings().notebook_image, jobs)
+                for lane, pair in lanes.items():
+                    found.setdefault(lane, []).append(pair)
+                    say(f"lanes, round {number + 1} of {rounds}: {lane:24} {pair.share:.2f}")
+    finally:
+        exec_container.stop()
+        postgres.close()
     return {
-        "evalpool": round(statistics.median(waits.rate for waits, _ in pairs), 1),
-        "peer": round(statistics.median(whole for _, whole in pairs), 1),
-        "share": round(statistics.median(shares), 3),
-        "p99_of_ideal": round(statistics.median(late), 2),
+        name: {
+            "evalpool": round(statistics.median(pair.evalpool for pair in pairs), 4),
+            "peer": round(statistics.median(pair.peer for pair in pairs), 4),
+            "share": round(statistics.median(pair.share for pair in pairs), 3),
+        }
+        | ({"p99_of_ideal": round(statistics.median(late[name]), 2)} if name in late else {})
+        for name, pairs in found.items()
     }
+
+
+def _waiting(database: str, jobs: int, late: dict[str, list[float]]) -> dict[str, Lane]:
+    """Single jobs of many callers, beside a batch of as many jobs; `late` gets the 99th percentile of each."""
+    whole = batch(trivial(jobs))
+    lanes = {}
+    for name, act in (("at_once", partial(at_once, jobs, AT_ONCE)), ("processes", partial(from_processes, jobs))):
+        waits = act()
+        lanes[f"{name}_{database}"] = Lane(waits.rate, whole)
+        late.setdefault(f"{name}_{database}", []).append(percentile(waits.seconds, 0.99) / (AT_ONCE / waits.rate))
+    return lanes
 
 
 def percentile(values: Sequence[float], share: float) -> float:
