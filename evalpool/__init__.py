@@ -5,7 +5,15 @@ from evalpool import submit_job
 print(submit_job(code="print(6 * 7)").result(timeout=60).stdout)
 """
 
-TYPE_CHECKING = False  # importing `typing` would take most of the time of `import evalpool`
+# ruff: noqa: PTH112, PTH118, PTH120 - importing `pathlib` or `typing` would take most of the time of `import evalpool`
+
+from os.path import dirname, isdir, join
+
+if not isdir(join(__path__[0], "api")):
+    # A checkout without symbolic links: the folders are beside this one. Everywhere else, they are in it.
+    __path__.append(dirname(__path__[0]))
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evalpool.api import (
         BatchHandle,

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -80,6 +81,10 @@ def test_a_wheel_built_from_a_source_distribution_has_the_same_files(project: Pr
     command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", tmp_path]
     subprocess.run(command, cwd=project.wheel.parent / "source", check=True, timeout=300, capture_output=True)
     (archive,) = tmp_path.glob("evalpool-*.tar.gz")
+    with tarfile.open(archive) as packed:
+        folders = {name.split("/")[1] for name in packed.getnames()}
+    assert "evalpool" in folders
+    assert not folders & {"api", "worker", "schemas"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-build-isolation", "--no-deps"]
     subprocess.run([*pip, "--no-index", "--quiet", "-w", tmp_path, archive], check=True, timeout=300)
     (wheel,) = tmp_path.glob("evalpool-*.whl")
@@ -111,6 +116,45 @@ def test_the_command_works_in_such_a_project(project: Project, command: tuple[st
 
 def test_celery_finds_the_worker_in_such_a_project(project: Project) -> None:
     assert "evalpool" in project.run("python", "-m", "celery", "-A", "evalpool.worker", "report")
+
+
+@pytest.fixture(scope="module")
+def linkless(project: Project) -> Path:
+    """A checkout as git makes it where symbolic links are not available: each link is a small file with its target."""
+    folder = project.wheel.parent / "linkless"
+    shutil.copytree(project.wheel.parent / "source", folder, symlinks=True)
+    links = [path for path in (folder / "evalpool").iterdir() if path.is_symlink()]
+    assert links
+    for link in links:
+        target = link.readlink()
+        link.unlink()
+        link.write_text(str(target))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("-c", "import evalpool.api.jobs, api.jobs; assert api.jobs is evalpool.api.jobs"),
+        ("-c", "import api.jobs, evalpool.api.jobs; assert api.jobs is evalpool.api.jobs"),
+        ("-c", "from evalpool.sandbox import Sandbox; from api.sandbox import Sandbox as same; assert Sandbox is same"),
+        ("-m", "evalpool", "--version"),
+        ("-m", "celery", "-A", "worker", "report"),
+    ],
+    ids=" ".join,
+)
+def test_a_checkout_without_symbolic_links_works(linkless: Path, command: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, *command], cwd=linkless, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_checkout_without_symbolic_links_builds_the_same_wheel(
+    project: Project, linkless: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(command, cwd=linkless, check=True, timeout=300, capture_output=True)
+    (wheel,) = tmp_path.glob("evalpool-*.whl")
+    assert sorted(zipfile.ZipFile(wheel).namelist()) == sorted(zipfile.ZipFile(project.wheel).namelist())
 
 
 def in_checkout(code: str, **env: str) -> str:
