@@ -13,6 +13,11 @@ if not isdir(join(__path__[0], "api")):
     # A checkout without symbolic links: the folders are beside this one. Everywhere else, they are in it.
     __path__.append(dirname(__path__[0]))
 
+from evalpool.doors import install
+
+install()
+del install
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from evalpool.api import (

@@ -188,6 +188,35 @@ def test_evalpool_sandbox_is_the_library(first: str) -> None:
     )
 
 
+def test_threads_can_import_the_library_for_the_first_time_together() -> None:
+    in_checkout(
+        "import sys, threading\n"
+        "names = ['box', 'docker', 'factory', 'local', 'manager', 'output', 'sandbox', 'transfer']\n"
+        "together, failures, found = threading.Barrier(len(names)), [], set()\n"
+        "class Witness:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        found.add(sys.modules.get('evalpool.sandbox'))\n"
+        "def first_import(name):\n"
+        "    together.wait()\n"
+        "    try: __import__(f'evalpool.sandbox.{name}')\n"
+        "    except Exception as error: failures.append(error)\n"
+        "sys.meta_path.insert(0, Witness())\n"
+        "threads = [threading.Thread(target=first_import, args=(name,)) for name in names]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "assert not failures, failures\n"
+        # What makes it safe: no thread ever meets another module under this name.
+        "assert found <= {None, sys.modules['evalpool.api.sandbox']}, found"
+    )
+
+
+def test_type_checkers_see_every_module_of_the_library() -> None:
+    stubs = {path.stem: path.read_text() for path in (ROOT / "evalpool" / "sandbox").glob("*.pyi")}
+    assert "from evalpool.api.sandbox import *\n" in stubs.pop("__init__")
+    modules = {path.stem for path in (ROOT / "api" / "sandbox").glob("*.py")} - {"__init__"}
+    assert stubs == {name: f"from evalpool.api.sandbox.{name} import *\n" for name in modules}
+
+
 def test_objects_are_pickled_and_compared_across_both_names() -> None:
     in_checkout(
         "import pickle\n"

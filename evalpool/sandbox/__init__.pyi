@@ -1,0 +1,3 @@
+"""`evalpool.sandbox` is a short name of `evalpool.api.sandbox`: the same modules and the same objects."""
+
+from evalpool.api.sandbox import *

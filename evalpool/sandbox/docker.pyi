@@ -1,0 +1,1 @@
+from evalpool.api.sandbox.docker import *

@@ -1,0 +1,1 @@
+from evalpool.api.sandbox.factory import *

@@ -1,0 +1,1 @@
+from evalpool.api.sandbox.volumes import *
