@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, delete, func, insert, null, or_, select
 from evalpool.schemas import endings, rows
 from evalpool.schemas.store import Store
 from evalpool.schemas.tables import JOBS, RESULTS, TALLIES, TWINS
-from evalpool.schemas.verdict import FINAL, State, Verdict
+from evalpool.schemas.verdict import FINAL, TWIN, State, Verdict
 
 _leaders = JOBS.alias("leaders")
 
@@ -79,7 +79,7 @@ def _forgotten_twins(db: Connection) -> list[str]:
 
 
 def _serve(db: Connection, ids: Sequence[str]) -> None:
-    which = and_(JOBS.c.id.in_(ids), JOBS.c.state == State.TWIN)
+    which = and_(JOBS.c.id.in_(ids), JOBS.c.state == TWIN)
     endings.share(db, set(db.scalars(select(JOBS.c.twin_of).where(which))))
     there = select(_leaders.c.id).where(_leaders.c.id == JOBS.c.twin_of).exists()
     db.execute(update(JOBS).where(which, ~there).values(state=State.QUEUED, twin_of=null()))

@@ -16,7 +16,7 @@ from evalpool.schemas import dedup, endings, rows
 from evalpool.schemas.database import clock, insert_many, upsert
 from evalpool.schemas.job import JobSpec
 from evalpool.schemas.tables import BATCHES, JOBS, QUEUED, TURNS, UNFINISHED, Todo, span
-from evalpool.schemas.verdict import OPEN, WAITING, State, Verdict
+from evalpool.schemas.verdict import HELD, OPEN, TWIN, WAITING, State, Verdict
 
 
 class Opening(NamedTuple):
@@ -136,7 +136,7 @@ def add(
     dedup.hold(db, waited_for, read=True)
     for place, row in enumerate(added):
         leader = leaders.get(row["seq"])
-        row |= {"created_at": now, "twin_of": leader, "state": State.TWIN if leader else state}
+        row |= {"created_at": now, "twin_of": leader, "state": TWIN if leader else state}
         row |= {"digest": digests and digests[place], "image": images and images[place], "fleet": fleet}
     insert_many(db, upsert(db, JOBS).on_conflict_do_nothing(), added)
     if cancelled_at is not None:
@@ -214,7 +214,7 @@ def take(db: Connection, batch_id: str, step: Step, size: int) -> int:
     if step.start < 0:
         mark(db, batch_id, step.todo, None)
     elif step.todo is Todo.QUEUEING:
-        db.execute(update(JOBS).where(part, JOBS.c.state == State.HELD).values(state=State.QUEUED))
+        db.execute(update(JOBS).where(part, JOBS.c.state == HELD).values(state=State.QUEUED))
     else:
         return cancel(db, list(db.scalars(select(JOBS.c.id).where(part))))
     return 0

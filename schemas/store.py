@@ -27,7 +27,7 @@ from evalpool.schemas.job import JobSpec
 from evalpool.schemas.lease import Claim, Lease, Renewal
 from evalpool.schemas.result import Result
 from evalpool.schemas.tables import Todo, span
-from evalpool.schemas.verdict import Priority, State
+from evalpool.schemas.verdict import HELD, Priority, State
 from evalpool.schemas.views import Waiting
 
 PART = 250
@@ -383,7 +383,7 @@ class Store:
             added = [rows.job_row(batch_id, seq, spec, turn) for seq, spec in enumerate(specs[part], start)]
             with self.database.write() as db:
                 places = images and images[part]
-                entries.add(db, added, digests and digests[part], leaders, places, self.own_fleet, State.HELD)
+                entries.add(db, added, digests and digests[part], leaders, places, self.own_fleet, HELD)
         with self.database.write() as db:
             entries.mark(db, batch_id, todo, Todo.QUEUEING)
         self.finish(batch_id)

@@ -6,10 +6,10 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Index, Text, and_, tex
 from sqlmodel import Field, SQLModel
 
 from evalpool.schemas.packing import Packed
-from evalpool.schemas.verdict import State
+from evalpool.schemas.verdict import TWIN, State
 
 _QUEUED, _RUNNING = text(f"state = '{State.QUEUED}'"), text(f"state = '{State.RUNNING}'")
-_TWINS, _DIGESTED = text(f"state = '{State.TWIN}'"), text("digest IS NOT NULL")
+_TWINS, _DIGESTED = text(f"state = '{TWIN}'"), text("digest IS NOT NULL")
 _UNFINISHED = text("todo IS NOT NULL")
 
 
@@ -219,7 +219,7 @@ BATCHES, JOBS, TURNS, WORKERS = (SQLModel.metadata.tables[name] for name in ("ba
 RESULTS, CASES, TALLIES, LETTERS = (
     SQLModel.metadata.tables[name] for name in ("results", "cases", "tallies", "letters")
 )
-QUEUED, RUNNING, TWINS = (text(f"jobs.state = '{state}'") for state in (State.QUEUED, State.RUNNING, State.TWIN))
+QUEUED, RUNNING, TWINS = (text(f"jobs.state = '{state}'") for state in (State.QUEUED, State.RUNNING, TWIN))
 DIGESTED, UNFINISHED = text("jobs.digest IS NOT NULL"), text("batches.todo IS NOT NULL")
 
 

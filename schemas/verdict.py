@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 
 
 class State(StrEnum):
-    """How far a job has come. Callers see only the first four states, which are the public ones."""
+    """How far a job has come, as its caller sees it."""
 
     QUEUED = "queued"
     """The job waits for a worker."""
@@ -45,15 +45,11 @@ class State(StrEnum):
     """The job has its result."""
     CANCELLED = "cancelled"
     """The job or its batch was cancelled."""
-    TWIN = "twin"
-    """The job waits for the result of an identical one (deduplication). Callers see it as queued."""
-    HELD = "held"
-    """The job waits until its batch is stored completely. Callers see it as queued."""
 
-    @property
-    def public(self) -> "State":
-        """The state that callers see."""
-        return State.QUEUED if self in (State.TWIN, State.HELD) else self
+    @classmethod
+    def of(cls, stored: str) -> "State":
+        """The state that the caller of a job sees whose row has this state."""
+        return cls.QUEUED if stored in WAITING else cls(stored)
 
     @property
     def final(self) -> bool:
@@ -66,12 +62,16 @@ class State(StrEnum):
         return cls.CANCELLED if verdict is Verdict.CANCELLED else cls.FINISHED
 
 
+TWIN = "twin"
+"""In a row: the job waits for the result of an identical one (deduplication)."""
+HELD = "held"
+"""In a row: the job waits until its batch is stored completely."""
 FINAL = (State.FINISHED, State.CANCELLED)
 """The states of jobs that have a result."""
-WAITING = (State.QUEUED, State.TWIN, State.HELD)
-"""The states of jobs that have no result yet and are not running."""
+WAITING: tuple[str, ...] = (State.QUEUED, TWIN, HELD)
+"""The states of rows whose jobs that have no result yet and are not running."""
 OPEN = (*WAITING, State.RUNNING)
-"""The states of jobs that have no result yet."""
+"""The states of rows whose jobs that have no result yet."""
 
 
 class Priority(StrEnum):

@@ -62,7 +62,7 @@ def state(db: Connection, job_id: str) -> State:
     stored = db.scalar(select(JOBS.c.state).where(JOBS.c.id == job_id))
     if stored is None:
         raise JobNotFound(job_id)
-    return State(stored).public
+    return State.of(stored)
 
 
 def progress(db: Connection, batch_id: str) -> Progress:

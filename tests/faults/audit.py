@@ -8,6 +8,7 @@ from sqlalchemy import text
 from evalpool.schemas import Result, State, Verdict
 from evalpool.schemas.rows import job_id
 from evalpool.schemas.store import Store
+from evalpool.schemas.verdict import FINAL
 from tests.faults.jobs import Known
 
 Expected = Mapping[str, Sequence[Known]]
@@ -88,10 +89,10 @@ def audit(
 
 def _row(row: object, attempts: int) -> list[str]:
     problems = []
-    state, verdict = State(row.state), row.verdict and Verdict(row.verdict)  # type: ignore[attr-defined]
-    if not state.final or row.lease_until is not None:  # type: ignore[attr-defined]
+    state, verdict = row.state, row.verdict and Verdict(row.verdict)  # type: ignore[attr-defined]
+    if state not in FINAL or row.lease_until is not None:  # type: ignore[attr-defined]
         problems.append(f"{row.id}: state {state}, lease until {row.lease_until}")  # type: ignore[attr-defined]
-    if verdict and State.after(verdict) is not state:
+    if verdict and State.after(verdict) != state:
         problems.append(f"{row.id}: {verdict}, but {state}")  # type: ignore[attr-defined]
     made_by = 0 if row.shared_with else row.made_by or 0  # type: ignore[attr-defined]
     if row.attempt > attempts or made_by > row.attempt:  # type: ignore[attr-defined]

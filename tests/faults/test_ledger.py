@@ -17,8 +17,9 @@ from sqlalchemy import text
 from evalpool.api import jobs as submission
 from evalpool.api.connections import fleet as reported
 from evalpool.api.handles import BatchHandle, Job
-from evalpool.schemas import State, Verdict
+from evalpool.schemas import Verdict
 from evalpool.schemas.settings import Settings
+from evalpool.schemas.verdict import TWIN
 from tests.conftest import PATIENCE, ROOT, WorkerProcess, missing
 from tests.faults.fleet import Fleet, an_hour_ahead
 from tests.faults.images import Tag, moving_tag
@@ -64,7 +65,7 @@ def wait_alive(fleet: Fleet, *workers: WorkerProcess) -> None:
 def test_twins_of_leaders_whose_worker_is_killed_get_their_results(fleet: Fleet) -> None:
     first = fleet.start()
     batch = fleet.submit(alike(sleepers(10, 0.4), SAMPLES), dedup=True)
-    assert states(fleet, batch)[State.TWIN] == 10 * (SAMPLES - 1)
+    assert states(fleet, batch)[TWIN] == 10 * (SAMPLES - 1)
     fleet.wait_until("leaders run", lambda: fleet.store.progress(batch.id).running >= 2)
     first.stop(signal.SIGKILL)
     fleet.start()

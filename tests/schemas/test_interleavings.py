@@ -29,7 +29,7 @@ from evalpool.schemas import store as module
 from evalpool.schemas.audit import audit
 from evalpool.schemas.lease import Lease
 from evalpool.schemas.store import Store
-from evalpool.schemas.verdict import WAITING
+from evalpool.schemas.verdict import HELD, WAITING
 from tests.schemas.test_recovery import at_once
 from tests.schemas.test_store import result
 
@@ -441,7 +441,7 @@ class Interleaving(RuleBasedStateMachine):
             assert self.store.progress(batch.id).verdicts == counted.get(batch.id, {})
             its = [row for row in now.values() if row.batch_id == batch.id]
             if batch.todo is None:
-                assert all(row.state != State.HELD for row in its)
+                assert all(row.state != HELD for row in its)
             if batch.todo is None and batch.cancelled_at is not None:
                 assert all(row.state in FINAL or row.cancelled_at is not None for row in its)
         assert audit(self.store, repair=False) == []

@@ -1,16 +1,20 @@
 """The states of jobs in the rows, and those that callers see."""
 
 from evalpool.schemas import State, Verdict
-from evalpool.schemas.verdict import FINAL, OPEN, WAITING
+from evalpool.schemas.verdict import FINAL, HELD, OPEN, TWIN, WAITING
 
 
-def test_callers_see_only_the_four_public_states() -> None:
-    assert {state.public for state in State} == {State.QUEUED, State.RUNNING, State.FINISHED, State.CANCELLED}
-    assert {state for state in State if state.public is State.QUEUED} == set(WAITING)
+def test_there_are_four_states() -> None:
+    assert [*State] == ["queued", "running", "finished", "cancelled"]
 
 
-def test_every_state_is_either_open_or_final() -> None:
-    assert sorted((*OPEN, *FINAL)) == sorted(State)
+def test_callers_see_a_job_that_waits_for_whatever_reason_as_queued() -> None:
+    assert {State.of(stored) for stored in WAITING} == {State.QUEUED}
+    assert [State.of(stored) for stored in State] == [*State]
+
+
+def test_every_state_of_a_row_is_either_open_or_final() -> None:
+    assert sorted((*OPEN, *FINAL)) == sorted((*State, TWIN, HELD))
     assert {state for state in State if state.final} == set(FINAL)
 
 
