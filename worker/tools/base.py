@@ -74,6 +74,9 @@ class Tool(ABC):
     name: ClassVar[str]
     Parameters: ClassVar[type[BaseModel]] = ToolParameters
     Options: ClassVar[type[ToolOptions]] = ToolOptions
+    description: ClassVar[str] = ""
+    """What the tool is for, for people and models. Registration sets it to the docstring of the class if the class does
+    not set it itself. Our own tools do, since `python -OO` removes docstrings."""
     required_sandbox_types: ClassVar[tuple[str, ...]] = ()
     """The types of sandbox in which the tool works; empty for all types."""
 
@@ -91,11 +94,6 @@ class Tool(ABC):
     def enabled(self) -> bool:
         """Whether the tool is offered."""
         return self.options.enabled
-
-    @property
-    def description(self) -> str:
-        """The description for people and models, which is the docstring of the class."""
-        return " ".join((type(self).__doc__ or "").split())
 
     @property
     def schema(self) -> dict[str, Any]:

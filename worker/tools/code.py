@@ -144,7 +144,9 @@ class TextTool(JobTool):
 
 @register_tool("python_executor")
 class PythonExecutor(TextTool):
-    """Execute a Python program. Each call starts clean, unless it is asked to share its state with others."""
+    """Runs Python programs."""
+
+    description = "Execute a Python program. Each call starts clean, unless it is asked to share its state with others."
 
     class Parameters(ToolParameters):
         code: str = Field(description="Python code to execute")
@@ -172,7 +174,9 @@ class PythonExecutor(TextTool):
 
 @register_tool("shell_executor")
 class ShellExecutor(TextTool):
-    """Execute a shell command: a line for bash, or a program with its arguments."""
+    """Runs shell commands."""
+
+    description = "Execute a shell command: a line for bash, or a program with its arguments."
 
     class Parameters(ToolParameters):
         command: Annotated[str | list[str], must_be("a line, or a list of a program and its arguments")] = Field(
@@ -191,7 +195,9 @@ class ShellExecutor(TextTool):
 
 @register_tool("multi_code_executor")
 class MultiCodeExecutor(TextTool):
-    """Execute a program in one of many languages. It is compiled first if its language needs that."""
+    """Runs programs in many languages."""
+
+    description = "Execute a program in one of many languages. It is compiled first if its language needs that."
 
     class Parameters(ToolParameters):
         language: str = Field(description="The language", json_schema_extra={"enum": [*LANGUAGES]})

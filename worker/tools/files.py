@@ -95,7 +95,9 @@ except OSError as error:
 
 @register_tool("file_operation")
 class FileOperation(Tool):
-    """Create, read, write, delete or list files in the working folder, or ask whether one exists."""
+    """Works on files in the working folder."""
+
+    description = "Create, read, write, delete or list files in the working folder, or ask whether one exists."
 
     class Parameters(ToolParameters):
         operation: str = Field(

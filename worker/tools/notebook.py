@@ -322,7 +322,11 @@ def _text(words: str) -> str:
 
 @register_tool("notebook_executor")
 class NotebookExecutor(JobTool):
-    """Execute a Python cell in a notebook. Variables are kept for the next cell; the last value and plots are shown."""
+    """Runs the cells of a notebook."""
+
+    description = (
+        "Execute a Python cell in a notebook. Variables are kept for the next cell; the last value and plots are shown."
+    )
 
     class Parameters(ToolParameters):
         code: str = Field(default="", description="The cell")

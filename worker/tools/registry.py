@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -50,11 +51,15 @@ class ToolFactory:
             "Parameters must be a subclass of pydantic's BaseModel": not _is(tool.Parameters, BaseModel),
             "Options must be a subclass of ToolOptions": not _is(tool.Options, ToolOptions),
             "execute must be a coroutine (async def)": not inspect.iscoroutinefunction(tool.execute),
-            "the docstring, which tells models what the tool is for, is missing": not tool.__doc__,
+            "the docstring, which tells models what the tool is for, is missing": not (
+                tool.__doc__ or tool.description or sys.flags.optimize > 1
+            ),
         }
         for what, is_so in wrong.items():
             if is_so:
                 raise TypeError(f"register_tool({name!r}): {tool.__name__}: {what}")
+        if "description" not in vars(tool) and tool.__doc__:
+            tool.description = " ".join(tool.__doc__.split())
         tool.name = name
         _classes[name] = tool
         if issubclass(tool, JobTool):
