@@ -37,12 +37,9 @@ def _lonely(unseen: float) -> str:
 
 
 def _remedy(image: str, workers: Fleet) -> str:
-    """Say to which image the name refers now, if it is another one, or how to build it, if it is one of ours."""
+    """Say to which image the name refers now, if it is another one, or how to get it."""
     name = images.name_of(image)
     found = workers.pin(name)
     if found != name:
         return f"; {name} now refers to another image ({str(images.digest_of(found))[:19]}…)"
-    for recipe, ours in images.defaults(settings()).items():
-        if name == ours:
-            return f"; `evalpool images build {recipe}` builds it"
-    return ""
+    return f"; {images.remedy(name, settings())}"

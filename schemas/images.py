@@ -20,6 +20,16 @@ def defaults(settings: Settings) -> dict[str, str]:
     return {recipe: getattr(settings, setting) for recipe, setting in DEFAULTS.items()}
 
 
+def remedy(name: str, settings: Settings) -> str:
+    """What to do if there is no image of this name: only the images that are the defaults of settings can be built."""
+    for recipe, setting in DEFAULTS.items():
+        if name == Settings.model_fields[setting].default:
+            return f"`evalpool images build {recipe}` builds it"
+    pull = f"`docker pull {name}` fetches it from a registry"
+    chosen = [f"EVALPOOL_{each.upper()}" for each in DEFAULTS.values() if name == getattr(settings, each)]
+    return f"{pull}, or correct {' and '.join(chosen)}" if chosen else pull
+
+
 def wanted(spec: JobSpec, settings: Settings) -> str:
     """The name of the image that a job asks for, or that the settings choose for it."""
     if spec.image is not None:

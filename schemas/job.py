@@ -101,7 +101,8 @@ def _comparator(name: str) -> str:
     return name
 
 
-def _image(name: str) -> str:
+def image_name(name: str) -> str:
+    """Return the name of an image, or raise `ValueError` if it cannot be one."""
     if not _IMAGE.fullmatch(name):
         raise ValueError(f"{name!r} is not a valid image name; write it like 'python:3.11' or 'evalpool/python:3.11'")
     return name
@@ -197,7 +198,7 @@ class JobSpec(Given):
     """Whether to stop at the first case that fails."""
     limits: Limits = Limits()
     """What the program may use."""
-    image: Annotated[str, AfterValidator(_image)] | None = Field(default=None, max_length=255)
+    image: Annotated[str, AfterValidator(image_name)] | None = Field(default=None, max_length=255)
     """The name of any local image; `None` means the image that the settings choose."""
     isolation: Literal["warm", "fresh"] = "warm"
     """`warm`: a sandbox that was used before, reset and verified; `fresh`: a sandbox that has never run a program."""

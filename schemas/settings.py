@@ -25,6 +25,7 @@ from pydantic_settings import (
 
 from evalpool.schemas.base import nearest, sentence
 from evalpool.schemas.errors import SetupError
+from evalpool.schemas.job import image_name
 
 PREFIX = "EVALPOOL_"
 ENV_FILE = "EVALPOOL_ENV_FILE"
@@ -129,6 +130,9 @@ def _modules(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+ImageName = Annotated[str, AfterValidator(image_name)]
+
+
 class Settings(BaseSettings):
     """All settings, each with its default and its bounds."""
 
@@ -165,11 +169,11 @@ class Settings(BaseSettings):
     """The folder of the default database and of the logs of private workers."""
     slots: int = Field(default_factory=cgroup_cpus, ge=1, le=256)
     """How many jobs one worker runs at a time. Default: the CPUs of its cgroup."""
-    image: str = "evalpool/python:3.11"
+    image: ImageName = "evalpool/python:3.11"
     """The image of Python and bash jobs that name none."""
-    code_image: str = Field(default="evalpool/code:12", min_length=1)
+    code_image: ImageName = "evalpool/code:12"
     """The image of jobs in other languages than Python and bash that name none."""
-    notebook_image: str = Field(default="evalpool/notebook:3.11", min_length=1)
+    notebook_image: ImageName = "evalpool/notebook:3.11"
     """The image of notebooks that name none."""
     max_uses: int = Field(default=1000, ge=1)
     """How many jobs a warm sandbox runs before it is replaced."""

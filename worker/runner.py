@@ -171,7 +171,10 @@ class Runner:
         except SetupError as error:
             if images.name_of(shape.image) != self.settings.image:
                 raise  # the job has named this image, and other jobs can run
-            raise NoSandbox(str(error)) from error
+            missing = isinstance(error, ImageMissing)
+            name = self.settings.image
+            remedy = f"there is no image {name}; {images.remedy(name, self.settings)}"
+            raise NoSandbox(remedy if missing else str(error)) from error
 
     async def _refresh(self) -> None:
         """List the images of the engine again, and pin the default image for all jobs until the next time."""

@@ -139,7 +139,9 @@ def test_the_reason_is_given_for_jobs_that_no_worker_can_run(store: Store, redis
     batch = submit_batch([{"code": "x"}, {"code": "x", "image": "other:1"}, {"code": "x", "image": "other:1"}])
     assert reasons(batch.id) == ["no worker is running"]
     worker(store)
-    assert reasons(batch.id) == ["2 jobs wait for the image other:1, which no worker has"]
+    assert reasons(batch.id) == [
+        "2 jobs wait for the image other:1, which no worker has; `docker pull other:1` fetches it from a registry"
+    ]
     compiled = submit_batch([{"code": "int main() {}", "tool": "multi_code_executor", "language": "cpp"}])
     assert reasons(compiled.id) == [
         "1 job waits for the image evalpool/code:12, which no worker has; `evalpool images build code` builds it"

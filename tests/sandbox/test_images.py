@@ -180,7 +180,7 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
 ) -> None:
     findings = [(finding.name, finding.ok, finding.found) for finding in doctor.examine()]
     assert any(name == "sandbox image" and found.endswith("MB: python 3.11") for name, _, found in findings)
-    lacking = "evalpool/code:12 is missing, which languages besides Python and bash need: evalpool images build code"
+    lacking = "evalpool/code:12 is missing, which languages besides Python and bash need: `evalpool images build code`"
     assert any(name == "another image" and ok and found.startswith(lacking) for name, ok, found in findings)
     assert any(name == "tools" and "python_executor: python" in found for name, _, found in findings)
 
@@ -189,13 +189,18 @@ def test_the_doctor_tells_what_images_run_and_how_to_get_more(
     others = [finding.found for finding in doctor.examine() if finding.name == "another image"]
     assert others == [
         "evalpool/code:12 abcdef, 1000 MB: python 3.11, c (gcc 12.2.0)",
-        "evalpool/notebook:3.11 is missing, which notebooks with plots need: evalpool images build notebook, or set "
-        "EVALPOOL_NOTEBOOK_IMAGE",
+        "evalpool/notebook:3.11 is missing, which notebooks with plots need: `evalpool images build notebook` "
+        "builds it",
     ]
     assert all(finding.ok for finding in doctor.examine() if finding.name == "another image")
     monkeypatch.setattr(doctor, "settings", lambda: Settings(code_image="evalpool/nope:1"))
     wrong = [finding for finding in doctor.examine() if finding.name == "another image" and not finding.ok]
     assert [finding.found.partition(",")[0] for finding in wrong] == ["evalpool/nope:1 is missing"]
+    assert wrong[0].remedy == "`docker pull evalpool/nope:1` fetches it from a registry, or correct EVALPOOL_CODE_IMAGE"
+    monkeypatch.setattr(doctor, "settings", lambda: Settings(runtime="nonsense"))
+    (runtime,) = (finding for finding in doctor.examine() if finding.name == "runtime")
+    assert not runtime.ok
+    assert "correct EVALPOOL_RUNTIME" in runtime.remedy
 
 
 def test_the_list_shows_sizes_and_languages(python_alone: images.Image, capsys: pytest.CaptureFixture[str]) -> None:

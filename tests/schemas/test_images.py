@@ -44,3 +44,17 @@ def test_the_digest_of_a_job_depends_on_its_image_and_on_how_programs_are_run() 
     spec = JobSpec(code="x")
     made = [("a:1 sha256:1", "warm"), ("a:1 sha256:2", "warm"), ("c:1 sha256:1", "warm"), ("a:1 sha256:1", "cold")]
     assert len({spec.digest(images.made_by(image, profile)) for image, profile in made}) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("evalpool/code:12", "`evalpool images build code` builds it"),
+        ("other:1", "`docker pull other:1` fetches it from a registry"),
+        ("mine:1", "`docker pull mine:1` fetches it from a registry, or correct EVALPOOL_IMAGE"),
+        ("own:1", "`docker pull own:1` fetches it from a registry, or correct EVALPOOL_CODE_IMAGE"),
+    ],
+)
+def test_the_remedy_for_a_missing_image_is_one_that_helps(name: str, remedy: str) -> None:
+    chosen = Settings(image="mine:1", code_image="own:1")
+    assert images.remedy(name, chosen) == remedy

@@ -25,6 +25,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("EVALPOOL_SLOTS", "0"),
         ("EVALPOOL_REDIS_URL", "http://x"),
         ("EVALPOOL_LOG_FORMAT", "xml"),
+        ("EVALPOOL_IMAGE", "bad image"),
+        ("EVALPOOL_CODE_IMAGE", "-v"),
+        ("EVALPOOL_NOTEBOOK_IMAGE", "a b"),
     ],
 )
 def test_a_wrong_value_is_rejected_with_the_name_of_the_setting(

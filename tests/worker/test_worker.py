@@ -220,7 +220,18 @@ def test_a_worker_without_its_image_refuses_to_start(
     env = {**os.environ, "EVALPOOL_IMAGE": "evalpool/none:0"}
     refused = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=PATIENCE, text=True)
     assert refused.returncode == 1
-    assert "images build" in refused.stderr
+    remedy = "`docker pull evalpool/none:0` fetches it from a registry, or correct EVALPOOL_IMAGE"
+    assert f"there is no image evalpool/none:0; {remedy}" in refused.stderr
+
+
+def test_a_worker_with_an_unknown_runtime_says_which_setting_is_wrong(
+    store: Store, redis_url: str, engine_client: docker.DockerClient
+) -> None:
+    command = [sys.executable, "-m", "celery", "-A", "worker", "worker"]
+    env = {**os.environ, "EVALPOOL_RUNTIME": "nonsense"}
+    refused = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, timeout=PATIENCE, text=True)
+    assert refused.returncode == 1
+    assert "correct EVALPOOL_RUNTIME" in refused.stderr
 
 
 def test_a_single_job_can_be_cancelled_while_it_waits_or_runs(start_worker: Start) -> None:

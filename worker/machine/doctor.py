@@ -8,6 +8,7 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException, ImageNotFound
 
+from evalpool.schemas import images
 from evalpool.schemas.job import LANGUAGES
 from evalpool.schemas.settings import Settings, settings
 from evalpool.worker.machine.images import installed
@@ -46,7 +47,7 @@ def _images(client: docker.DockerClient) -> Iterator[Finding]:
         runs = f": {known[name].languages}" if name in known else ""
         yield Finding("sandbox image", True, f"{name} {str(image.id)[7:19]}, {image.attrs['Size'] / 1e6:.0f} MB{runs}")
     except ImageNotFound:
-        yield Finding("sandbox image", False, f"{name} is missing", "evalpool images build")
+        yield Finding("sandbox image", False, f"{name} is missing", images.remedy(name, settings()))
     for tag, other in known.items():
         if tag != name:
             size = f"{other.size_bytes / 1e6:.0f} MB"
@@ -57,7 +58,7 @@ def _images(client: docker.DockerClient) -> Iterator[Finding]:
             try:
                 client.images.get(wanted)
             except ImageNotFound:  # only those need it who use it; but an image that somebody has named must exist
-                remedy = f"evalpool images build {recipe}, or set EVALPOOL_{recipe.upper()}_IMAGE"
+                remedy = images.remedy(wanted, settings())
                 yield Finding(
                     "another image", wanted == usual, f"{wanted} is missing, which {what} need: {remedy}", remedy
                 )
@@ -71,6 +72,11 @@ def _engine(info: dict[str, object]) -> Iterator[Finding]:
     for limit, key in (("memory limit", "MemoryLimit"), ("process limit", "PidsLimit"), ("cpu limit", "CpuCfsQuota")):
         ok = bool(info.get(key))
         yield Finding(limit, ok, "enforced" if ok else "not enforced", "enable this cgroup controller in the kernel")
+    runtimes = [*(info.get("Runtimes") or ())]  # type: ignore[misc]
+    if settings().runtime:
+        found = f"{settings().runtime} is {'' if settings().runtime in runtimes else 'not '}among {', '.join(runtimes)}"
+        remedy = "correct EVALPOOL_RUNTIME, or make the runtime known to the engine (daemon.json)"
+        yield Finding("runtime", settings().runtime in runtimes, found, remedy)
     yield Finding("cgroup", True, f"version {info.get('CgroupVersion', '1')}, driver {info.get('CgroupDriver')}")
 
 

@@ -103,7 +103,10 @@ class Engine:
                     f"{error.explanation}; build one of evalpool's own images (`evalpool images build python`, `code` "
                     "or `notebook`), or fetch another one with `docker pull`"
                 ) from error
-            raise SandboxLost(f"Docker: {error.explanation or error}") from error
+            # An engine says "unknown runtime specified", or "unknown or invalid runtime name".
+            wrong = "unknown" in str(error).lower() and "runtime" in str(error)
+            remedy = "; correct EVALPOOL_RUNTIME (`docker info` lists the runtimes)" if wrong else ""
+            raise SandboxLost(f"Docker: {error.explanation or error}{remedy}") from error
         except (DockerException, requests.RequestException, OSError) as error:
             raise SandboxLost(f"Docker: {why(error)}") from error
 
