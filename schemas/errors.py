@@ -4,6 +4,7 @@ EvalpoolError
 ├── InvalidJob (ValueError)
 │   └── NotAJob
 ├── InvalidConfig (ValueError)
+├── InvalidCall (ValueError)
 ├── IdempotencyConflict (ValueError)
 ├── NotFound (LookupError)
 │   ├── JobNotFound
@@ -49,6 +50,11 @@ class NotAJob(InvalidJob):
 
 class InvalidConfig(EvalpoolError, ValueError):
     """The configuration of a sandbox or of a manager is not valid: correct the field that the message names."""
+
+
+class InvalidCall(EvalpoolError, ValueError):
+    """A sandbox, a manager or a registry cannot do what the call asks for: correct the argument that the message names,
+    or do first what it says."""
 
 
 class IdempotencyConflict(EvalpoolError, ValueError):

@@ -5,7 +5,7 @@ from evalpool.api.sandbox.factory import SandboxFactory, register_sandbox
 from evalpool.api.sandbox.local import LocalProcessSandbox
 from evalpool.api.sandbox.manager import LocalSandboxManager, SandboxManagerFactory
 from evalpool.api.sandbox.sandbox import Sandbox
-from evalpool.schemas.errors import InvalidConfig, SandboxLost, SetupError
+from evalpool.schemas.errors import InvalidCall, InvalidConfig, SandboxLost, SetupError
 from evalpool.schemas.sandbox import (
     CommandResult,
     DockerNotebookConfig,
@@ -28,6 +28,7 @@ __all__ = [
     "DockerSandbox",
     "DockerSandboxConfig",
     "ExecutionStatus",
+    "InvalidCall",
     "InvalidConfig",
     "LocalProcessSandbox",
     "LocalSandboxManager",

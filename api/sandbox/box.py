@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from evalpool.api.sandbox import transfer
 from evalpool.api.sandbox.output import Output
 from evalpool.api.sandbox.sandbox import Listener, Sandbox
-from evalpool.schemas.errors import SandboxLost
+from evalpool.schemas.errors import InvalidCall, SandboxLost
 from evalpool.schemas.sandbox import (
     LONGEST_SECONDS,
     CommandResult,
@@ -156,7 +156,7 @@ class BoxSandbox(Sandbox):
             or not command
             or not all(isinstance(part, str) for part in command)
         ):
-            raise ValueError("command: it must be a command line, or a list of a program and its arguments")
+            raise InvalidCall("command: it must be a command line, or a list of a program and its arguments")
         active = self.status.active
         argv = (await self._shell(), "-c", command) if isinstance(command, str) else tuple(command)
         if active and self._ending:  # stopped while the shell was looked up
@@ -182,7 +182,7 @@ class BoxSandbox(Sandbox):
         encoding: str = "utf-8",
     ) -> CommandResult:
         if not isinstance(code, str):
-            raise ValueError(f"code: it must be text, not {type(code).__name__}")
+            raise InvalidCall(f"code: it must be text, not {type(code).__name__}")
         command = Command(code=code.encode(), args=args, wall_seconds=self._seconds(timeout))
         return await self.execute(command, stdin, encoding=encoding)
 
@@ -190,7 +190,7 @@ class BoxSandbox(Sandbox):
         if timeout is None:
             return self.config.timeout
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= LONGEST_SECONDS:
-            raise ValueError(f"timeout: {timeout!r} is not a number of seconds between 0 and {LONGEST_SECONDS:,}")
+            raise InvalidCall(f"timeout: {timeout!r} is not a number of seconds between 0 and {LONGEST_SECONDS:,}")
         return timeout
 
     async def execute(
@@ -273,7 +273,7 @@ class BoxSandbox(Sandbox):
 
     async def put_archive(self, target_dir: str, data: bytes) -> bool:
         if not data:
-            raise ValueError("data: Archive body must not be empty")
+            raise InvalidCall("data: Archive body must not be empty")
         await self._transfer(transfer.UNPACK, "target_dir", target_dir, _bytes("data", data))
         return True
 
@@ -289,7 +289,7 @@ class BoxSandbox(Sandbox):
         return await self._transfer(transfer.READ, "file_path", file_path)
 
     async def _transfer(self, script: str, field: str, path: str, data: bytes = b"") -> bytes:
-        """Run one of our scripts inside, with a path and data, and return what it writes. Raises `ValueError` naming
+        """Run one of our scripts inside, with a path and data, and return what it writes. Raises `InvalidCall` naming
         the field if the path is outside the writable folders, and `OSError` if the script fails."""
         path = transfer.inside(field, path, self.config.working_dir, tmp=self.keeps_tmp)
         most = 2 * self.config.resource_limits.disk_mib << 20  # all files that fit, and what an archive adds
@@ -327,21 +327,21 @@ def _not_begun(command: str | list[str]) -> CommandResult:
 
 
 def _bytes(name: str, given: object, encoding: str = "utf-8") -> bytes:
-    """Return text or bytes as bytes. Raises `ValueError` naming the field for anything else."""
+    """Return text or bytes as bytes. Raises `InvalidCall` naming the field for anything else."""
     if isinstance(given, str):
         return given.encode(encoding)
     try:
         return bytes(memoryview(given))  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError(f"{name}: it must be text or bytes, not {type(given).__name__}") from None
+        raise InvalidCall(f"{name}: it must be text or bytes, not {type(given).__name__}") from None
 
 
 def _check_words(words: Iterable[str]) -> None:
-    """Raise `ValueError` if a process cannot be given one of these as an argument."""
+    """Raise `InvalidCall` if a process cannot be given one of these as an argument."""
     for word in words:
         try:
             valid = "\0" not in word and (word.isascii() or bool(word.encode()))
         except UnicodeEncodeError:
             valid = False
         if not valid:
-            raise ValueError(f"command: {word[:40]!r} contains a NUL or an unpaired surrogate")
+            raise InvalidCall(f"command: {word[:40]!r} contains a NUL or an unpaired surrogate")

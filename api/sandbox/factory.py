@@ -41,10 +41,10 @@ class SandboxFactory:
     def create_sandbox(
         cls, sandbox_type: str, config: SandboxConfig | dict[str, Any] | None = None, sandbox_id: str | None = None
     ) -> Sandbox:
-        """Create a sandbox, which is not started yet. Raises `ValueError` if the type is not registered."""
+        """Create a sandbox, which is not started yet. Raises `InvalidConfig` if the type is not registered."""
         if str(sandbox_type) not in cls._types:
             known = ", ".join(cls.get_available_types())
-            raise ValueError(f"Sandbox type {sandbox_type} is not registered; known: {known}")
+            raise InvalidConfig(f"Sandbox type {sandbox_type} is not registered; known: {known}")
         if not isinstance(config, SandboxConfig):
             config = _made(CONFIGS.get(sandbox_type, SandboxConfig), config or {})
         return cls._types[str(sandbox_type)](config, sandbox_id)

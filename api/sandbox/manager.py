@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from evalpool.api.sandbox.box import BoxSandbox
 from evalpool.api.sandbox.factory import SandboxFactory
 from evalpool.api.sandbox.sandbox import Sandbox
-from evalpool.schemas.errors import InvalidConfig
+from evalpool.schemas.errors import InvalidCall, InvalidConfig
 from evalpool.schemas.sandbox import (
     SandboxConfig,
     SandboxInfo,
@@ -75,7 +75,7 @@ class LocalSandboxManager:
         """Create and start a sandbox, and return its id. Raises `RuntimeError` if it cannot be started."""
         sandbox = SandboxFactory.create_sandbox(sandbox_type, config, sandbox_id)
         if sandbox.id in self._sandboxes:
-            raise ValueError(f"sandbox_id: there is a sandbox {sandbox.id} already")
+            raise InvalidCall(f"sandbox_id: there is a sandbox {sandbox.id} already")
         self._sandboxes[sandbox.id] = sandbox
         try:
             await sandbox.start()
@@ -100,7 +100,7 @@ class LocalSandboxManager:
         """Return the state of all sandboxes, including the pool's, or of those with one status."""
         await self._bury()
         if status_filter is not None and status_filter not in list(SandboxStatus):
-            raise ValueError(f"status_filter: {status_filter!r} is not one of {', '.join(SandboxStatus)}")
+            raise InvalidCall(f"status_filter: {status_filter!r} is not one of {', '.join(SandboxStatus)}")
         wanted = None if status_filter is None else SandboxStatus(status_filter)
         infos = [sandbox.get_info() for sandbox in (*self._sandboxes.values(), *self._members.values())]
         return [info for info in infos if wanted in (None, info.status)]
@@ -108,7 +108,7 @@ class LocalSandboxManager:
     async def execute_tool(
         self, sandbox_id: str, tool_name: str, parameters: dict[str, Any] | None = None
     ) -> ToolResult:
-        """Execute a tool of a sandbox and return its result. Raises `ValueError` if there is no such sandbox or
+        """Execute a tool of a sandbox and return its result. Raises `InvalidCall` if there is no such sandbox or
         tool."""
         return await (await self._known(sandbox_id)).execute_tool(tool_name, parameters)
 
@@ -116,7 +116,7 @@ class LocalSandboxManager:
         """Return the tools of a sandbox as function schemas for a model."""
         sandbox = await self.get_sandbox(sandbox_id)
         if sandbox is None:
-            raise ValueError(f"Sandbox {sandbox_id} not found")
+            raise InvalidCall(f"Sandbox {sandbox_id} not found")
         return sandbox.get_available_tools()
 
     async def put_archive(self, sandbox_id: str, target_dir: str, data: bytes) -> bool:
@@ -194,13 +194,13 @@ class LocalSandboxManager:
         if self._pool is not None and self._model is not None:
             asked = SandboxFactory.create_sandbox(sandbox_type, config) if config else self._model
             if (asked.sandbox_type, asked.config) != (self._model.sandbox_type, self._model.config):
-                raise ValueError("config: this manager has a pool of other sandboxes already; use another manager")
+                raise InvalidCall("config: this manager has a pool of other sandboxes already; use another manager")
             if pool_size not in (None, self._pool_size):
                 log.warning("the pool has %d sandboxes already and keeps this size", self._pool_size)
             return [member.id for member in self._members.values()]
         size = self.config.pool_size if pool_size is None else pool_size
         if type(size) is not int or size < 1:
-            raise ValueError(f"pool_size: {size!r} is not a positive whole number")
+            raise InvalidCall(f"pool_size: {size!r} is not a positive whole number")
         config = config or self.config.sandbox_config
         model = _model(sandbox_type, config)
         await model.initialize_tools()
@@ -232,7 +232,7 @@ class LocalSandboxManager:
         """Execute a tool in a sandbox of the pool, which is reset afterwards. Raises `TimeoutError` if no sandbox
         becomes free within `timeout` seconds."""
         if self._pool is None or self._shape is None or self._model is None:
-            raise ValueError("Sandbox pool is empty, call initialize_pool first")
+            raise InvalidCall("Sandbox pool is empty, call initialize_pool first")
         self._model.the_tool(tool_name)  # an unknown tool must not cost a sandbox
         async with AsyncExitStack() as stack:
             try:
@@ -255,8 +255,8 @@ class LocalSandboxManager:
         if sandbox_id in self._sandboxes:
             return self._sandboxes[sandbox_id]
         if await self.get_sandbox(sandbox_id):
-            raise ValueError(f"Sandbox {sandbox_id} belongs to the pool: use execute_tool_in_pool")
-        raise ValueError(f"Sandbox {sandbox_id} not found")
+            raise InvalidCall(f"Sandbox {sandbox_id} belongs to the pool: use execute_tool_in_pool")
+        raise InvalidCall(f"Sandbox {sandbox_id} not found")
 
     async def _bury(self) -> None:
         """Remove sandboxes of the pool that have died or that the pool has discarded. The pool replaces them."""
@@ -285,13 +285,13 @@ class LocalSandboxManager:
 
 
 def _model(sandbox_type: str, config: SandboxConfig | dict[str, Any] | None) -> BoxSandbox:
-    """Return the pattern of a pool's members. Raises `ValueError` if such sandboxes cannot be in a pool."""
+    """Return the pattern of a pool's members. Raises `InvalidCall` if such sandboxes cannot be in a pool."""
     model = SandboxFactory.create_sandbox(sandbox_type, config)
     if not isinstance(model, BoxSandbox):
-        raise ValueError(f"sandbox_type: a pool needs sandboxes that can be reset, and type {sandbox_type} cannot")
+        raise InvalidCall(f"sandbox_type: a pool needs sandboxes that can be reset, and type {sandbox_type} cannot")
     volumes = getattr(model.config, "volumes", {})
     if any(mount.get("mode", "rw") == "rw" for mount in volumes.values()):
-        raise ValueError("volumes: a pool's volumes must have the mode 'ro', since each reset deletes what is written")
+        raise InvalidCall("volumes: a pool's volumes must have the mode 'ro', since each reset deletes what is written")
     return model
 
 
@@ -309,7 +309,7 @@ class SandboxManagerFactory:
         kind = manager_type or (SandboxManagerType.HTTP if config.base_url else SandboxManagerType.LOCAL)
         if str(kind) not in cls._types:
             known = ", ".join(cls.get_registered_types())
-            raise ValueError(f"manager_type: {kind!s} is not supported; known: {known}")
+            raise InvalidCall(f"manager_type: {kind!s} is not supported; known: {known}")
         return cls._types[str(kind)](config)
 
     @classmethod

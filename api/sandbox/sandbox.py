@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
+from evalpool.schemas.errors import InvalidCall
 from evalpool.schemas.job import ALIASES
 from evalpool.schemas.sandbox import CommandResult, SandboxConfig, SandboxInfo, SandboxStatus, ToolResult
 from evalpool.worker.sandbox.base import Command, Hear, Running
@@ -166,7 +167,7 @@ class Sandbox(ABC):
         """Write text or bytes to a file of the sandbox. Relative paths begin in the working folder."""
         path = PurePosixPath(self.config.working_dir, file_path)
         if not path.name:
-            raise ValueError(f"file_path: {file_path!r} is not the path of a file")
+            raise InvalidCall(f"file_path: {file_path!r} is not the path of a file")
         data = content.encode(encoding) if isinstance(content, str) else content
         return await self.put_archive(str(path.parent), _archive({path.name: data}))
 
@@ -212,24 +213,24 @@ class Sandbox(ABC):
         return schemas
 
     async def execute_tool(self, tool_name: str, parameters: dict[str, Any] | None = None) -> ToolResult:
-        """Execute a tool and return its result, which may be a failure. Raises `ValueError` if there is no such
+        """Execute a tool and return its result, which may be a failure. Raises `InvalidCall` if there is no such
         tool."""
         if not self.status.active:
-            raise ValueError(f"Sandbox {self.id} is not active (status: {self.status.value})")
+            raise InvalidCall(f"Sandbox {self.id} is not active (status: {self.status.value})")
         tool = self.the_tool(tool_name)
         return (await tool(self, parameters or {})).model_copy(update={"tool_name": tool_name})
 
     def the_tool(self, tool_name: str) -> Tool:
-        """Return the tool with this name. Raises `ValueError` if there is none."""
+        """Return the tool with this name. Raises `InvalidCall` if there is none."""
         tool = self.get_tool(tool_name)
         if tool is None:
-            raise ValueError(f"Tool {tool_name} is not available; this sandbox has {', '.join(self._tools) or 'none'}")
+            raise InvalidCall(f"Tool {tool_name} is not available; this sandbox has {', '.join(self._tools) or 'none'}")
         return tool
 
     def update_status(self, status: SandboxStatus) -> None:
-        """Change the status. Raises `ValueError` if the change is not possible."""
+        """Change the status. Raises `InvalidCall` if the change is not possible."""
         if not self.status.may_become(status):
-            raise ValueError(f"sandbox {self.id}: {self.status.value} cannot become {status.value}")
+            raise InvalidCall(f"sandbox {self.id}: {self.status.value} cannot become {status.value}")
         self.status, self.updated_at = status, datetime.now()
 
     def fail(self, error: BaseException | str) -> None:

@@ -1,5 +1,6 @@
 """Copies files into a sandbox and out of it, with scripts that run inside as the sandbox's own user."""
 
+from evalpool.schemas.errors import InvalidCall
 from evalpool.schemas.sandbox import CommandResult, ExecutionStatus
 from evalpool.worker.sandbox.base import Command
 from evalpool.worker.tools.files import INSIDE, ISOLATED, confined
@@ -66,12 +67,12 @@ def output(path: str, done: CommandResult) -> bytes:
 
 
 def inside(field: str, path: str, home: str, *, tmp: bool) -> str:
-    """Return the path if it is in the working folder, or in `/tmp` if `tmp` is set. Raises `ValueError` otherwise."""
+    """Return the path if it is in the working folder, or in `/tmp` if `tmp` is set. Raises `InvalidCall` otherwise."""
     if not isinstance(path, str):
-        raise ValueError(f"{field}: it must be a path as text, not {type(path).__name__}")
+        raise InvalidCall(f"{field}: it must be a path as text, not {type(path).__name__}")
     found = confined(path, home)
     if found is None and tmp and confined(path, "/tmp") is not None:
         return path
     if found is None:
-        raise ValueError(f"{field}: {path!r} is outside of {home}" + (" and /tmp" if tmp else ""))
+        raise InvalidCall(f"{field}: {path!r} is outside of {home}" + (" and /tmp" if tmp else ""))
     return found

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from evalpool.schemas.base import first_problem
-from evalpool.schemas.errors import SandboxLost
+from evalpool.schemas.errors import InvalidConfig, SandboxLost
 from evalpool.schemas.job import Case, JobSpec
 from evalpool.schemas.sandbox import LONGEST_SECONDS, CommandResult, ExecutionStatus, SandboxConfig, ToolResult
 from evalpool.worker.sandbox.base import Command, Hear, Program, Running
@@ -84,7 +84,7 @@ class Tool(ABC):
         try:
             self.options = self.Options.model_validate(options)
         except ValidationError as error:
-            raise ValueError(f"tools_config.{self.name}: {first_problem(error, self.Options)}") from None
+            raise InvalidConfig(f"tools_config.{self.name}: {first_problem(error, self.Options)}") from None
 
     @abstractmethod
     async def execute(self, sandbox_context: Any, *args: Any, **parameters: Any) -> ToolResult | str:

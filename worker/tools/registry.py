@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
+from evalpool.schemas.errors import InvalidCall, InvalidConfig
 from evalpool.schemas.job import ALIASES
 from evalpool.worker.tools.base import JobTool, Tool, ToolOptions
 
@@ -40,9 +41,9 @@ class ToolFactory:
 
     @staticmethod
     def register_tool(name: str, tool: type[Tool]) -> None:
-        """Register a class. Raises `ValueError` or `TypeError` if the name or the class is not valid."""
+        """Register a class. Raises `InvalidCall` or `TypeError` if the name or the class is not valid."""
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(
+            raise InvalidCall(
                 f"register_tool: {name!r} is not a valid name for a tool; it must have 1 to 64 letters, digits, _ or -"
             )
         if not isinstance(tool, type) or not issubclass(tool, Tool):
@@ -67,10 +68,10 @@ class ToolFactory:
 
     @staticmethod
     def create_tool(name: str, **options: Any) -> Tool:
-        """Make a tool for one sandbox. Raises `ValueError` if the name is not known."""
+        """Make a tool for one sandbox. Raises `InvalidConfig` if the name is not known."""
         if ALIASES.get(name, name) not in _classes:
             known = ", ".join(ToolFactory.get_available_tools())
-            raise ValueError(f"tools_config: there is no tool {name!r}; known: {known}")
+            raise InvalidConfig(f"tools_config: there is no tool {name!r}; known: {known}")
         return _classes[ALIASES.get(name, name)](**options)
 
     @staticmethod
