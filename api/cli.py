@@ -203,7 +203,8 @@ def cancel(batch: Batch) -> None:
     from evalpool.api.jobs import get_batch
 
     cancelled = get_batch(batch).cancel()
-    typer.echo(f"{cancelled:,} waiting jobs were cancelled, and running jobs are being stopped", err=True)
+    waiting = "1 waiting job was" if cancelled == 1 else f"{cancelled:,} waiting jobs were"
+    typer.echo(f"{waiting} cancelled, and running jobs are being stopped", err=True)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

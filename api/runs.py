@@ -150,7 +150,7 @@ def load(data: Dataset) -> int:
             noted = time.monotonic()
             say(f"reading {data.lines.name}: {count:,} jobs so far")
     known = f", {len(tasks):,} tasks)" if tasks != {hash(None)} else ")"
-    say(f"format: {data.title} ({count:,} jobs" + known)
+    say(f"format: {data.title} ({count:,} {'job' if count == 1 else 'jobs'}" + known)
     return count
 
 

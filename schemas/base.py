@@ -38,7 +38,10 @@ class Given(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    def __init__(self, /, **fields: Any) -> None:
+    def __init__(self, /, *positional: Any, **fields: Any) -> None:
+        if positional:
+            own, first = type(self).__name__, next(iter(type(self).model_fields))
+            raise TypeError(f"{own} takes its fields by name: write {own}({first}=…)")
         for name, value in (("fields", fields), *fields.items()):
             if isinstance(value, list | tuple | dict) and len(value) > MAX_ITEMS:
                 raise InvalidJob(f"{name}: it has {len(value):,} entries; at most {MAX_ITEMS:,} are allowed")

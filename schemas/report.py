@@ -57,6 +57,17 @@ class Score(BaseModel):
         return self.passed / self.scored if self.scored else 0.0
 
 
+class Failure(NamedTuple):
+    """How many samples got the same verdict for the same reason."""
+
+    verdict: Verdict
+    """Their verdict."""
+    reason: str
+    """The beginning of their `detail`, on one line and without the number of the case."""
+    samples: int
+    """How many they are."""
+
+
 class Report(BaseModel):
     """The report on a batch."""
 
@@ -90,6 +101,8 @@ class Report(BaseModel):
     """Label → value → score, for labels with few values."""
     warnings: tuple[str, ...] = ()
     """Signs that the setup is at fault and not the programs, a sentence each."""
+    failures: tuple[Failure, ...] = ()
+    """The most frequent reasons why samples did not pass."""
     near_limit: int = 0
     """Jobs that came within 20 % of a limit that did not decide their verdict."""
     rerun: int = 0

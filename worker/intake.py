@@ -67,6 +67,8 @@ class Intake:
         """Set when a job is over, so that there may be room for another."""
         self._pins: dict[tuple[str, str], str] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._given_back: set[str] = set()
+        """The jobs that were given back last."""
 
     async def follow(self) -> None:
         """Handle a wake-up: claim jobs in the order of their turns and run them, until none is left for this worker."""
@@ -110,7 +112,11 @@ class Intake:
                 # So long that nothing is claimed ahead until jobs turn out to be shorter. Else the same jobs would be
                 # claimed again.
                 self._usual_seconds = max(self._usual_seconds, 2 * self._settings.slots * CLAIM_SECONDS)
-                log.info("%d jobs are given back after waiting for a slot", len(idle), extra={"action": "given_back"})
+                # The same job comes back every second while another one runs alone. That is news once.
+                if not {held.lease.job_id for held in idle} <= self._given_back:
+                    jobs = "1 job is" if len(idle) == 1 else f"{len(idle)} jobs are"
+                    log.info("%s given back after waiting for a slot", jobs, extra={"action": "given_back"})
+                self._given_back = {held.lease.job_id for held in idle}
                 for held in idle:
                     held.stop(Stop.PUT_BACK)
 

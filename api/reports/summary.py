@@ -26,6 +26,8 @@ COLOURS = {
 OTHER = "yellow"
 BAR = 30
 """The width of the longest bar, in characters."""
+REASON = 120
+"""How many characters of the reason of a failure are shown."""
 
 
 def build(store: Store, batch_id: str, ks: Collection[int]) -> Report:
@@ -53,6 +55,7 @@ def build(store: Store, batch_id: str, ks: Collection[int]) -> Report:
         by_task=tally.by_task(),
         by_label=tally.by_label(),
         warnings=tuple(tally.symptoms.warnings()),
+        failures=tally.symptoms.failures(),
         near_limit=tally.near_limit,
         rerun=tally.rerun,
         deduplicated=tally.deduplicated,
@@ -78,6 +81,8 @@ def render(report: Report) -> RenderableType:
     """Render the report for a terminal."""
     title = f"batch {report.batch_id}" + (f" · {report.name}" if report.name else "")
     parts: list[RenderableType] = [Text(_line(title), style="bold"), _scores(report), _verdicts(report), _usage(report)]
+    if report.failures:
+        parts.append(_failures(report))
     parts += [_label(name, values) for name, values in report.by_label.items()]
     parts += [Text(note.text, note.style) for note in _notes(report)]
     return Group(*parts)
@@ -92,6 +97,9 @@ def _notes(report: Report) -> Iterator[_Note]:
     """Yield what a reader must know to trust the numbers, the most important first."""
     for warning in report.warnings:
         yield _Note(_line(warning), "bold red")
+    if report.tasks and not report.pass_at_k:
+        fewest = _count(report.samples_per_task[0], "scored sample")
+        yield _Note(f"There is no pass@k: a problem has {fewest}, and k must not be larger than that.", "bold magenta")
     if report.excluded:
         text = f"{_are(report.excluded, 'job')} left out of every score, for lack of a verdict on the program."
         yield _Note(text, "bold magenta")
@@ -127,8 +135,9 @@ def coverage(report: Report) -> str:
     """Say how much of the benchmark the scores cover."""
     fewest, most = report.samples_per_task
     each = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-    problems = f"{report.tasks:,}" + (f"/{report.problems:,}" if report.problems else "")
-    return f"{problems} problems, {report.finished - report.excluded:,} samples ({each} of each)"
+    of = f"/{report.problems:,}" if report.problems else ""
+    problems = f"{report.tasks:,}{of} {'problem' if (report.problems or report.tasks) == 1 else 'problems'}"
+    return f"{problems}, {_count(report.finished - report.excluded, 'sample')} ({each} of each)"
 
 
 def scores(report: Report) -> dict[str, float]:
@@ -155,6 +164,15 @@ def _verdicts(report: Report) -> Table:
         colour = COLOURS.get(verdict, OTHER)
         bar = "█" * max(1, round(BAR * count / largest))
         table.add_row(Text(verdict, colour), f"{count:,}", f"{count / report.finished:.1%}", Text(bar, colour))
+    return table
+
+
+def _failures(report: Report) -> Table:
+    table = _table("verdict", "jobs")
+    table.add_column("most frequent reasons")
+    for failure in report.failures:
+        colour, reason = COLOURS.get(failure.verdict, OTHER), _line(failure.reason[:REASON])
+        table.add_row(Text(failure.verdict, colour), f"{failure.samples:,}", Text(reason))
     return table
 
 

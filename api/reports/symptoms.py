@@ -4,9 +4,10 @@ nearly all samples reach, an error that nearly all of them have."""
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from evalpool.schemas import images
+from evalpool.schemas.report import Failure
 from evalpool.schemas.verdict import Verdict
 
 FEW, SHARE = 2, 0.02
@@ -16,6 +17,9 @@ SEVERAL, NEARLY_ALL = 3, 0.8
 KEPT, WORDS = 10_000, 300
 """How many different errors are counted, and how many characters of each are compared. An error that nearly all samples
 share is among the first."""
+REASONS = 5
+"""How many reasons for failures a report has."""
+T = TypeVar("T")
 LIMITS = {Verdict.TIME_LIMIT: "time", Verdict.MEMORY_LIMIT: "memory", Verdict.OUTPUT_LIMIT: "output"}
 ERRORS = (Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR, Verdict.EARLY_EXIT)
 """The verdicts for which the same message means the same error. Wrong answers always have similar messages."""
@@ -57,12 +61,16 @@ class Symptoms:
         """What images lack → image → number of samples."""
         self.limits: Counter[Verdict] = Counter()
         self.errors: Counter[str] = Counter()
+        self.reasons: Counter[tuple[Verdict, str]] = Counter()
+        """Why samples did not pass."""
         self.faults: Counter[str] = Counter()
         """The messages of our own failures (`sandbox_error`)."""
 
     def add(self, verdict: Verdict, exit_code: int | None, detail: str, image: str | None) -> None:
         """Count one result."""
         self.finished += 1
+        if verdict is not Verdict.PASSED:
+            _count(self.reasons, (verdict, error(detail)))
         if verdict in LIMITS:
             self.limits[verdict] += 1
         elif verdict is Verdict.SANDBOX_ERROR:
@@ -74,6 +82,10 @@ class Symptoms:
                 self.missing.setdefault(absent, Counter())[image or ""] += 1
         else:
             _count(self.errors, error(detail))
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Return the most frequent reasons why samples did not pass."""
+        return tuple(Failure(*reason, count) for reason, count in self.reasons.most_common(REASONS))
 
     def warnings(self) -> Iterator[str]:
         """Yield a sentence for each sign, the surest first."""
@@ -113,7 +125,7 @@ def _absent(exit_code: int | None, detail: str) -> Missing | None:
     return None
 
 
-def _count(counter: Counter[str], words: str) -> None:
+def _count(counter: Counter[T], words: T) -> None:
     """Count these words, unless too many different ones are counted already."""
     if words in counter or len(counter) < KEPT:
         counter[words] += 1

@@ -68,6 +68,36 @@ def test_the_terminal_shows_verdicts_scores_coverage_and_usage(store: Store) -> 
         assert expected in text
 
 
+def shown(batch: BatchHandle, **asked: tuple[int, ...]) -> str:
+    """The report as a terminal shows it."""
+    console = Console(file=io.StringIO(), width=80)
+    console.print(summary.render(batch.report(**asked)))
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_terminal_says_why_there_is_no_score(store: Store) -> None:
+    batch = batch_of(store, ("a", Verdict.PASSED), ("a", Verdict.PASSED))
+    assert "There is no pass@k: a problem has 2 scored samples, and k must not be larger" in shown(batch, k=(5,))
+    assert "There is no pass@k" not in shown(batch, k=(2, 5))
+
+
+def test_the_terminal_says_why_samples_failed_the_most_frequent_reason_first(store: Store) -> None:
+    specs = [JobSpec(code="x", task_id="t")] * 7
+    batch_id = store.add_batch("2" * 22, specs, None, None)
+    for seq, detail in enumerate(["KeyError: 'a'", "exit code 3", *["KeyError: 'a'"] * 2]):
+        record(store, [f"{batch_id}-{seq:06d}"], Verdict.RUNTIME_ERROR, detail=detail)
+    record(store, [f"{batch_id}-000004"], Verdict.WRONG_ANSWER, detail="1 of 3 cases passed; case 2: it differs")
+    record(store, [f"{batch_id}-000005"], Verdict.PASSED, detail="passed")
+    report = BatchHandle(batch_id).report()
+    assert report.failures[0] == (Verdict.RUNTIME_ERROR, "KeyError: 'a'", 3)
+    assert set(report.failures[1:]) == {
+        (Verdict.RUNTIME_ERROR, "exit code 3", 1), (Verdict.WRONG_ANSWER, "it differs", 1),
+    }  # fmt: skip
+    record(store, [f"{batch_id}-000006"], Verdict.COMPILE_ERROR, detail="many words " * 50)
+    assert "│ runtime_error │         3 │ KeyError: 'a' " in shown(BatchHandle(batch_id))
+    assert "1 problem, 7 samples" in shown(BatchHandle(batch_id))
+
+
 def test_progress_without_a_terminal_is_a_plain_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), width=80)
     with Display(console) as display:

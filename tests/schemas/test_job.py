@@ -110,3 +110,8 @@ def test_a_spec_is_frozen() -> None:
     spec = JobSpec(code="x")
     with pytest.raises(ValueError, match="frozen"):
         spec.code = "y"  # type: ignore[misc]
+
+
+def test_a_job_given_by_position_is_refused_with_the_name_of_its_field() -> None:
+    with pytest.raises(TypeError, match=r"JobSpec takes its fields by name: write JobSpec\(code=…\)"):
+        JobSpec("print(1)")  # type: ignore[call-arg,misc]

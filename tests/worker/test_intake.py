@@ -264,3 +264,37 @@ def test_jobs_that_have_waited_too_long_here_are_not_claimed_again_at_once(store
             task.cancel()
 
     asyncio.run(story())
+
+
+def test_the_log_says_once_that_the_same_job_is_given_back_again_and_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("evalpool.worker.intake.IDLE_SECONDS", 0.05)
+    caplog.set_level("INFO", "evalpool")
+    desk: Desk
+    given_back: list[str] = []
+
+    class Busy:
+        def begun(self, task: object) -> bool:
+            return False
+
+    async def run(lease: Lease) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            given_back.append(lease.job_id)
+            store.put_back([lease], "w")
+
+    async def story() -> None:
+        nonlocal desk
+        desk = Desk(store, run)
+        desk.intake._pool = cast(Pool, Busy())
+        desk.add("b")
+        tasks = [asyncio.create_task(desk.intake.follow()), asyncio.create_task(desk.intake.keep())]
+        await soon(lambda: len(given_back) >= 3)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(story())
+    said = [record.getMessage() for record in caplog.records if "given back" in record.getMessage()]
+    assert said == ["1 job is given back after waiting for a slot"]
