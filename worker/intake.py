@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.exc import DBAPIError
 
@@ -34,6 +34,17 @@ UNKNOWN_SECONDS = 600.0
 """How long a job is left to other workers if its image is absent and too many absent images are remembered already."""
 PINS = 1000
 """How many pinned images are cached."""
+
+
+class Started(NamedTuple):
+    """The jobs of one claim."""
+
+    tasks: list["asyncio.Task[None]"]
+    more: bool
+    """Whether more jobs may have been waiting. If not, a later job comes with a wake-up of its own."""
+
+
+NOTHING = Started([], more=False)
 
 
 class Intake:
@@ -72,9 +83,11 @@ class Intake:
 
     async def follow(self) -> None:
         """Handle a wake-up: claim jobs in the order of their turns and run them, until none is left for this worker."""
-        while tasks := await self._next():
+        more = True
+        while more and (started := await self._next()).tasks:
             # Not `gather`: it would raise the cancellation of a job, and nobody would claim the jobs that wait.
-            await asyncio.wait(tasks)
+            await asyncio.wait(started.tasks)
+            more = started.more
 
     def look(self) -> None:
         """Look for jobs without a message. It may be lost, or may have reached only workers that cannot run them."""
@@ -120,17 +133,17 @@ class Intake:
                 for held in idle:
                     held.stop(Stop.PUT_BACK)
 
-    async def _next(self) -> list["asyncio.Task[None]"]:
-        """Claim and start the next jobs. Returns none if none is left for this worker, or if it takes no more."""
+    async def _next(self) -> "Started":
+        """Claim and start the next jobs: none if none is left for this worker, or if it takes no more."""
         self._asking += 1
         try:
             while await self._able():
                 if self._lined_up:  # the next claim, which has not begun, is for all wake-ups that have come by then
-                    return []
+                    return NOTHING
                 async with self._next_claim():
                     if count := min(self._room(), self._settings.chunk):
                         return await self._claim(count)
-            return []
+            return NOTHING
         finally:
             self._asking -= 1
 
@@ -168,7 +181,7 @@ class Intake:
             await self._freed.wait()
         return self._open
 
-    async def _claim(self, count: int) -> list["asyncio.Task[None]"]:
+    async def _claim(self, count: int) -> "Started":
         """Claim up to `count` jobs and start them. Jobs whose image is not here are put back untried; if none is left
         then, others are claimed."""
         while True:
@@ -179,7 +192,7 @@ class Intake:
                 self._database.trip(str(error.orig))
                 await self._database.closed()
                 if not self._open:
-                    return []
+                    return NOTHING
                 continue
             _warn(claim)
             if claim.count == count:  # there may be more jobs, and other workers may be free
@@ -193,7 +206,7 @@ class Intake:
             if leases or not claim.count:
                 tasks = [asyncio.get_running_loop().create_task(self._begin(lease)) for lease in leases]
                 await asyncio.sleep(0)  # until each of them has begun, and counts when the next jobs are claimed
-                return tasks
+                return Started(tasks, more=claim.count == count)
 
     async def _begin(self, lease: Lease) -> None:
         self._leases.hold(lease)

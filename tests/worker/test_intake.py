@@ -1,7 +1,7 @@
 """Which jobs a worker claims. There is a real ledger but no worker, and each test says what its jobs do."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -113,6 +113,7 @@ def test_a_job_that_is_stopped_twice_does_not_end_the_wake_up_that_claimed_it(st
 
     async def story() -> None:
         desk = Desk(store, run)
+        desk.intake._settings = desk.intake._settings.model_copy(update={"chunk": 1})  # so that more may be waiting
         desk.add("stopped")
         followed = asyncio.create_task(desk.intake.follow())
         await soon(lambda: begun)
@@ -290,7 +291,12 @@ def test_the_log_says_once_that_the_same_job_is_given_back_again_and_again(
         desk = Desk(store, run)
         desk.intake._pool = cast(Pool, Busy())
         desk.add("b")
-        tasks = [asyncio.create_task(desk.intake.follow()), asyncio.create_task(desk.intake.keep())]
+
+        async def follow_again_and_again() -> None:
+            while True:
+                await desk.intake.follow()
+
+        tasks = [asyncio.create_task(follow_again_and_again()), asyncio.create_task(desk.intake.keep())]
         await soon(lambda: len(given_back) >= 3)
         for task in tasks:
             task.cancel()
@@ -298,3 +304,34 @@ def test_the_log_says_once_that_the_same_job_is_given_back_again_and_again(
     asyncio.run(story())
     said = [record.getMessage() for record in caplog.records if "given back" in record.getMessage()]
     assert said == ["1 job is given back after waiting for a slot"]
+
+
+def test_wake_ups_that_come_during_a_claim_share_the_next_one(store: Store) -> None:
+    begun: list[str] = []
+
+    async def run(lease: Lease) -> None:
+        begun.append(lease.batch_id)
+
+    async def story() -> None:
+        desk = Desk(store, run)
+        claim, claims, go = desk.leases.claim, 0, asyncio.Event()
+
+        async def slowly(count: int, without: Collection[str]) -> Claim:
+            nonlocal claims
+            claims += 1
+            found = await claim(count, without)
+            await go.wait()
+            return found
+
+        desk.leases.claim = slowly  # type: ignore[method-assign]
+        first = asyncio.create_task(desk.intake.follow())
+        await soon(lambda: claims == 1)
+        desk.add("late")  # the first claim may not have seen it
+        others = [asyncio.create_task(desk.intake.follow()) for _ in range(5)]
+        await soon(lambda: sum(each.done() for each in others) == 4)
+        go.set()
+        await asyncio.gather(first, *others)
+        assert begun == ["late"]
+        assert claims == 2
+
+    asyncio.run(story())
