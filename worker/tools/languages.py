@@ -78,10 +78,18 @@ _GO = {
     "GOMAXPROCS": "1",
 }
 _JARS = ".:/usr/share/java/javatuples.jar"
-_JAVA = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_JAVA = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    # the archive of classes goes to the address that it was made for, and need not be moved in every start
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:ArchiveRelocationMode=0",
+)
 _TSC = "tsc --target es2022 --module commonjs --lib es2022,dom --esModuleInterop --skipLibCheck"
 _NODE = "--typeRoots /usr/share/nodejs/@types --types node --baseUrl /usr/share/nodejs"
-_RUSTC = "rustc --edition 2021 -C strip=symbols"
+_RUSTC = "rustc --edition 2021 -C strip=symbols -C codegen-units=1"  # more units only help with more than one core
 _ERL = "+S 1 +SDcpu 1 +SDio 1 +A 1"
 _LISTENER = (
     "class FailedAssertion : System.Diagnostics.DefaultTraceListener { public override void Fail(string a, string b) {"
