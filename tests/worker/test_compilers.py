@@ -54,6 +54,18 @@ JAVA = {
     "syntax": "public class A { int x = ; void f( { }",
     "note": "import java.util.*;\nclass A { List x = new ArrayList(); void f() { x.add(1); new Thread().stop(); } }",
 }
+_BODY = (
+    "using namespace std;\nstruct S {};\nint main() { S s; cout << s; string t = 5; sort(1, 2); undeclared();\n"
+    "  map<S, int> m; m[s] = 1; unique_ptr<int> p, q = p; return 08; }\n"
+)
+CPP = {
+    "right": "#include <bits/stdc++.h>\nint main() { std::map<int, std::string> m; std::cout << m.size(); }",
+    "everything": "#include <bits/stdc++.h>\n" + _BODY,
+    "little": "#include <iostream>\n" + _BODY,
+    "names": "#include <bits/stdc++.h>\nusing namespace std;\nint data, y1; int main() { return data + y1; }",
+    "warning": "#include <iostream>\n#warning odd\nint f() {}\nint main() { char c = 300; std::cout << c; }",
+    "linker": "#include <iostream>\nint nowhere(); int main() { std::cout << nowhere(); }",
+}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +118,15 @@ def test_the_archive_of_the_java_compiler_says_the_same(image: Container, name: 
     assert warm == cold
 
 
+@pytest.mark.parametrize("language", ["cpp17", "cpp20"])
+def test_the_precompiled_headers_of_cpp_say_the_same(image: Container, language: str) -> None:
+    neat = "{ %s; } 2> .all; code=$?; sed -E 's/cc[A-Za-z0-9]+[.]o/cc.o/' .all; exit $code"  # that name is random
+    plain = f"TMPDIR=. g++ -O2 -std=gnu++{language[3:]} -o main main.cpp -Wl,--as-needed -lcrypto"
+    for name, code in CPP.items():
+        warm, cold = said(image, language, code, neat % "{}", neat % plain)
+        assert warm == cold, name
+
+
 def test_the_compilers_use_what_was_made_for_them(image: Container) -> None:
     [started] = said(image, "typescript", "", "node --snapshot-blob /usr/share/nodejs/typescript/lib/tsc.blob tsc -v")
     assert started[0] == 64, started
@@ -119,6 +140,14 @@ def test_the_compilers_use_what_was_made_for_them(image: Container) -> None:
     assert "com.sun.tools.javac.comp.Attr source: shared objects file" in loaded[1]
     assert "Lambda$" in "".join(line for line in loaded[1].splitlines() if "javac" in line and "shared" in line)
 
+    for header in ("bits/stdc++.h", "iostream"):
+        for standard in ("17", "20", "23"):
+            code = f"#include <{header}>\nint main() {{}}"
+            show = f"g++ -H -I/usr/lib/g++ -O2 -std=gnu++{standard} -fsyntax-only main.cpp"
+            [shown] = said(image, "cpp", code, show)
+            used = [line for line in shown[2].splitlines() if line.startswith("! ")]
+            assert [header in line for line in used] == [True], shown
+
 
 def test_a_typescript_program_is_compiled_without_the_snapshot_if_node_refuses_it(image: Container) -> None:
     # with other options for V8, as on another processor, the snapshot does not fit
@@ -131,6 +160,9 @@ def test_a_typescript_program_is_compiled_without_the_snapshot_if_node_refuses_i
 
 
 def test_no_program_can_write_what_compilers_start_from(image: Container) -> None:
-    places = "/usr/share/nodejs/typescript/lib /usr/lib/mono/aot /usr/lib/jvm/*/lib/server /usr/bin/tsc /usr/bin/mcs"
+    places = (
+        "/usr/share/nodejs/typescript/lib /usr/lib/mono/aot /usr/lib/g++ /usr/lib/jvm/*/lib/server /usr/include/*/c++ "
+        "/usr/bin/tsc /usr/bin/mcs"
+    )
     found = image.exec_run(["sh", "-c", f"find -L {places} '(' ! -user root -o -perm /022 ')' ! -type l"])
     assert (found.exit_code, found.output) == (0, b"")  # all of them are there, and none can be written

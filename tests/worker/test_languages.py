@@ -22,7 +22,7 @@ DOUBLE = {
     "c": (_C := '#include <stdio.h>\nint main() { int x; scanf("%d", &x); printf("%d\\n", x * 2); }'),
     "c11": _C,
     "cpp": (_CPP := "#include <bits/stdc++.h>\nint main() { int x; std::cin >> x; std::cout << x * 2 << std::endl; }"),
-    # <bits/stdc++.h> is not precompiled for these
+    # <bits/stdc++.h> is not precompiled for all of these
     **dict.fromkeys(("cpp14", "cpp20", "cpp23"), _CPP.replace("bits/stdc++.h", "iostream")),
     "csharp": "using System;\nclass A { static void Main() { Console.WriteLine(int.Parse(Console.ReadLine()) * 2); } }",
     "java": "import java.util.*;\npublic class Any {\n  public static void main(String[] a) {\n"

@@ -104,7 +104,13 @@ _LISTENING = (
 
 # the files between the assembler and the linker are as large as the program's static data, and /tmp is too small
 _GCC = "TMPDIR=. gcc -O2 -std=%s -o main main.c -lm"
-_GXX = "TMPDIR=. g++ -O2 -std=%s -o main main.cpp -Wl,--as-needed -lcrypto"
+_GXX = (
+    'gxx() { TMPDIR=. g++ -O2 -std=%s "$@" -o main main.cpp -Wl,--as-needed -lcrypto; }; '
+    "gxx -I/usr/lib/g++ 2> .said; code=$?; "
+    "if grep -q '^In file included' .said; then gxx; else cat .said >&2; (exit $code); fi"
+)
+"""Compiles with the precompiled headers of that folder, if the image has them. Then messages about a header do not name
+the line of the program that includes it. So a program with such messages is compiled again, without the folder."""
 _C = Language("main.c", ("./main",), _GCC % "gnu17", compiler="gcc")
 _CPP = Language("main.cpp", ("./main",), _GXX % "gnu++17", compiler="g++")
 _LISTED = "! { tests=$(timeout 5 %s) && test -z \"$tests\" && echo 'main: error: the file has no tests'; }"
