@@ -1,10 +1,12 @@
-"""The kernel's own counters of a container, read on the host, so that no verdict depends on what the agent says.
+"""The kernel's own counters and limits of a container, on the host, so that no verdict depends on what the agent says.
 
-They can be read with cgroup version 1 and 2, by workers that see the host's cgroups. For other workers (one that is
-itself in a container, or has a remote engine), the agent's view of its own cgroup is all there is.
+They can be read and set with cgroup version 1 and 2, by workers that see the host's cgroups. For other workers (one
+that is itself in a container, or has a remote engine), the agent's view of its own cgroup is all there is, and the
+engine sets the limits.
 """
 
 import os
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,28 +31,38 @@ class Reading:
 
 
 class Cgroup:
-    """The open counters of one container."""
+    """The open counters of one container, and its limits."""
 
     def __init__(self, pid: int) -> None:
         paths = _paths(pid)
         memory, unified = paths.get("memory"), paths.get("")
-        self._sockets = memory / "memory.kmem.tcp.limit_in_bytes" if memory is not None else None
         self._quota = paths["cpu"] / "cpu.cfs_quota_us" if "cpu" in paths else (unified or ROOT) / "cpu.max"
+        self._reclaim = (unified or ROOT) / "memory.reclaim" if memory is None else None
+        self._limits: dict[str, int] = {}
+        """The limits that are set when the sandbox is lent: name → descriptor, in the order in which they are lowered.
+        With version 1, the limit of memory and swap together must never be below that of memory alone."""
         try:
             if memory is not None:
                 self._cpu = _open(paths["cpuacct"] / "cpuacct.usage")
                 self._oom = _open(memory / "memory.oom_control")
                 self._memory = _open(memory / "memory.usage_in_bytes")
                 self._peak = _open(memory / "memory.max_usage_in_bytes", os.O_RDWR)
+                self._limits["memory"] = _open(memory / "memory.limit_in_bytes", os.O_RDWR)
+                with suppress(OSError):  # a kernel may not count swap
+                    self._limits["swap"] = _open(memory / "memory.memsw.limit_in_bytes", os.O_RDWR)
+                with suppress(OSError):  # a kernel may lack it
+                    self._limits["sockets"] = _open(memory / "memory.kmem.tcp.limit_in_bytes", os.O_RDWR)
             elif unified is not None:
                 self._cpu = _open(unified / "cpu.stat")
                 self._oom = _open(unified / "memory.events")
                 self._memory = _open(unified / "memory.current")
                 self._peak = _open(unified / "memory.peak", os.O_RDWR)
+                self._limits["memory"] = _open(unified / "memory.max", os.O_RDWR)
             else:
                 raise OSError("the container has no memory controller")
             self._agent = _open(Path(f"/proc/{pid}/schedstat"))
             self._pids = _open(paths.get("pids", unified or ROOT) / "pids.current")
+            self._limits["processes"] = _open(paths.get("pids", unified or ROOT) / "pids.max", os.O_RDWR)
             with suppress(OSError):  # a kernel may lack it
                 freezer = paths.get("freezer")
                 self._frozen = _open(freezer / "freezer.state" if freezer else (unified or ROOT) / "cgroup.events")
@@ -58,12 +70,37 @@ class Cgroup:
             self.close()
             raise
 
-    def limit_sockets(self, size: int) -> None:
-        """Limit what the buffers of TCP and UDP sockets hold, in bytes. Version 2 counts it as memory, version 1 only
-        here. The engine cannot be asked for this limit: its runtime ignores the limits of kernel memory."""
-        if self._sockets is not None:
-            with suppress(OSError):  # a kernel may lack it
-                self._sockets.write_text(str(size))
+    def limit(self, memory: int, sockets: int, processes: int) -> bool:
+        """Limit the memory of the container and the buffers of its TCP and UDP sockets, in bytes, and the number of its
+        processes. Return whether these limits hold now: the kernel does not go below what is in use.
+
+        Version 2 counts the buffers as memory. The engine cannot be asked to limit them with version 1: its runtime
+        ignores the limits of kernel memory.
+        """
+        values = {"memory": memory, "swap": memory, "sockets": sockets, "processes": processes}
+        wanted = {fd: values[name] for name, fd in self._limits.items()}
+        held = {fd: _number(fd) for fd in wanted}
+        if held == wanted:
+            return True
+        if not self._fits(memory):
+            return False
+        try:
+            for fd in wanted if memory < held[self._limits["memory"]] else reversed(wanted):
+                os.pwrite(fd, b"%d" % wanted[fd], 0)
+        except OSError:  # too much is in use
+            return False
+        return {fd: _number(fd) for fd in wanted} == wanted
+
+    def _fits(self, memory: int) -> bool:
+        """Return whether this limit can be set. Version 1 frees memory by itself, or refuses; version 2 would set any
+        limit, and kill processes until it holds."""
+        if self._reclaim is None:
+            return True
+        excess = int(os.pread(self._memory, 64, 0)) - memory
+        if excess > 0:
+            with suppress(OSError):  # it could not free as much, or a kernel may lack it
+                self._reclaim.write_text(str(excess))
+        return excess <= 0 or int(os.pread(self._memory, 64, 0)) <= memory
 
     def start(self) -> Reading:
         """Return the counters before a run, and let the peak of memory count anew from here."""
@@ -107,6 +144,8 @@ class Cgroup:
             fd = self.__dict__.pop(name, None)
             if fd is not None:
                 os.close(fd)
+        while self._limits:
+            os.close(self._limits.popitem()[1])
 
 
 def find(pid: int) -> Cgroup | None:
@@ -129,6 +168,11 @@ def _paths(pid: int) -> dict[str, Path]:
                     found[controller] = directory
                     break
     return found
+
+
+def _number(fd: int) -> int:
+    text = os.pread(fd, 64, 0).strip()
+    return sys.maxsize if text == b"max" else int(text)
 
 
 def _open(path: Path, flags: int = os.O_RDONLY) -> int:
