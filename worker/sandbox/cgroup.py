@@ -14,6 +14,14 @@ from pathlib import Path
 from evalpool.worker.sandbox.base import Usage
 
 ROOT = Path("/sys/fs/cgroup")
+MEMORY_1, SWAP_1, SOCKETS_1 = (
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",
+    "memory.kmem.tcp.limit_in_bytes",
+)
+"""The limits of version 1: of memory, of memory and swap, and of the buffers of TCP and UDP sockets."""
+MEMORY_2, PROCESSES = "memory.max", "pids.max"
+"""The limit of version 2 on memory, and that of both versions on processes."""
 
 
 @dataclass(frozen=True)
@@ -38,31 +46,31 @@ class Cgroup:
         memory, unified = paths.get("memory"), paths.get("")
         self._quota = paths["cpu"] / "cpu.cfs_quota_us" if "cpu" in paths else (unified or ROOT) / "cpu.max"
         self._reclaim = (unified or ROOT) / "memory.reclaim" if memory is None else None
-        self._limits: dict[str, int] = {}
-        """The limits that are set when the sandbox is lent: name → descriptor, in the order in which they are lowered.
-        With version 1, the limit of memory and swap together must never be below that of memory alone."""
+        self._limits: dict[Path, int] = {}
+        """The limits that are set when the sandbox is lent, each with a descriptor to read it, in the order in which
+        they are lowered. With version 1, that of memory and swap together must never be below that of memory alone."""
         try:
             if memory is not None:
                 self._cpu = _open(paths["cpuacct"] / "cpuacct.usage")
                 self._oom = _open(memory / "memory.oom_control")
                 self._memory = _open(memory / "memory.usage_in_bytes")
                 self._peak = _open(memory / "memory.max_usage_in_bytes", os.O_RDWR)
-                self._limits["memory"] = _open(memory / "memory.limit_in_bytes", os.O_RDWR)
-                with suppress(OSError):  # a kernel may not count swap
-                    self._limits["swap"] = _open(memory / "memory.memsw.limit_in_bytes", os.O_RDWR)
-                with suppress(OSError):  # a kernel may lack it
-                    self._limits["sockets"] = _open(memory / "memory.kmem.tcp.limit_in_bytes", os.O_RDWR)
+                self._limited(memory / MEMORY_1)
+                with suppress(OSError):  # a kernel may not count swap, or sockets
+                    self._limited(memory / SWAP_1)
+                with suppress(OSError):
+                    self._limited(memory / SOCKETS_1)
             elif unified is not None:
                 self._cpu = _open(unified / "cpu.stat")
                 self._oom = _open(unified / "memory.events")
                 self._memory = _open(unified / "memory.current")
                 self._peak = _open(unified / "memory.peak", os.O_RDWR)
-                self._limits["memory"] = _open(unified / "memory.max", os.O_RDWR)
+                self._limited(unified / MEMORY_2)
             else:
                 raise OSError("the container has no memory controller")
             self._agent = _open(Path(f"/proc/{pid}/schedstat"))
             self._pids = _open(paths.get("pids", unified or ROOT) / "pids.current")
-            self._limits["processes"] = _open(paths.get("pids", unified or ROOT) / "pids.max", os.O_RDWR)
+            self._limited(paths.get("pids", unified or ROOT) / PROCESSES)
             with suppress(OSError):  # a kernel may lack it
                 freezer = paths.get("freezer")
                 self._frozen = _open(freezer / "freezer.state" if freezer else (unified or ROOT) / "cgroup.events")
@@ -77,30 +85,33 @@ class Cgroup:
         Version 2 counts the buffers as memory. The engine cannot be asked to limit them with version 1: its runtime
         ignores the limits of kernel memory.
         """
-        values = {"memory": memory, "swap": memory, "sockets": sockets, "processes": processes}
-        wanted = {fd: values[name] for name, fd in self._limits.items()}
-        held = {fd: _number(fd) for fd in wanted}
+        values = {SOCKETS_1: sockets, PROCESSES: processes}
+        wanted = {path: values.get(path.name, memory) for path in self._limits}
+        held = self._held()
         if held == wanted:
             return True
-        if not self._fits(memory):
-            return False
         try:
-            for fd in wanted if memory < held[self._limits["memory"]] else reversed(wanted):
-                os.pwrite(fd, b"%d" % wanted[fd], 0)
-        except OSError:  # too much is in use
+            if self._reclaim is not None and self.exceeds(memory):  # version 2 would kill processes to keep the limit
+                with suppress(OSError):  # it could not free as much, or a kernel may lack it
+                    self._reclaim.write_text(str(int(os.pread(self._memory, 64, 0)) - memory))
+                if self.exceeds(memory):
+                    return False
+            # By path, since a descriptor that is closed meanwhile might be that of another file.
+            for path in wanted if memory < next(iter(held.values())) else reversed(wanted):
+                path.write_text(str(wanted[path]))
+            return self._held() == wanted
+        except OSError:  # version 1 could not free as much
             return False
-        return {fd: _number(fd) for fd in wanted} == wanted
 
-    def _fits(self, memory: int) -> bool:
-        """Return whether this limit can be set. Version 1 frees memory by itself, or refuses; version 2 would set any
-        limit, and kill processes until it holds."""
-        if self._reclaim is None:
-            return True
-        excess = int(os.pread(self._memory, 64, 0)) - memory
-        if excess > 0:
-            with suppress(OSError):  # it could not free as much, or a kernel may lack it
-                self._reclaim.write_text(str(excess))
-        return excess <= 0 or int(os.pread(self._memory, 64, 0)) <= memory
+    def exceeds(self, memory: int) -> bool:
+        """Return whether more memory is in use, so that it takes a while to set this limit."""
+        return int(os.pread(self._memory, 64, 0)) > memory
+
+    def _held(self) -> dict[Path, int]:
+        return {path: _number(fd) for path, fd in [*self._limits.items()]}  # it may be closed meanwhile
+
+    def _limited(self, path: Path) -> None:
+        self._limits[path] = _open(path)
 
     def start(self) -> Reading:
         """Return the counters before a run, and let the peak of memory count anew from here."""

@@ -53,10 +53,11 @@ async def limited(box: Box, shape: Shape, engine: Engine, group: cgroup.Cgroup |
     memory, done = memory_bytes(shape), True
     try:
         if group is not None:
-            done = group.limit(memory, socket_bytes(shape), processes)
+            wanted = memory, socket_bytes(shape), processes
+            done = await asyncio.to_thread(group.limit, *wanted) if group.exceeds(memory) else group.limit(*wanted)
         elif shape != box.shape:
             done = await engine.call(engine.update, box.id, memory, processes)
-    except (SandboxLost, OSError):  # the container is gone, or uses too much
+    except (SandboxLost, OSError, ValueError):  # the container is gone, or uses too much
         return False
     if done:
         box.shape = shape
