@@ -1,18 +1,24 @@
 """Lends warm sandboxes. A sandbox that comes back is reset, or destroyed and replaced by a new one.
 
-Everything here runs on one event loop and needs no lock. A *slot* is the right to run a job. There is one sandbox more
-than there are slots, so that one can be reset or started while all slots work.
+Everything here runs on one event loop and needs no lock. A *slot* is the right to run a job. A job gets a sandbox first
+and then a slot, so that no slot waits for a container. Each kind of sandbox has a stock, which grows with the demand to
+one more than there are slots, so that one can be reset while all slots work. All stocks together have a size, and the
+idle sandboxes that have not been asked for longest make room for others.
 """
 
 import asyncio
+import itertools
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import sys
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
-from evalpool.schemas.errors import EvalpoolError, NoSandbox, PoolClosed, SandboxLost
+from evalpool.schemas.errors import EvalpoolError, NoSandbox, PoolClosed, SandboxLost, SetupError
 from evalpool.worker.sandbox.base import Box, Shape
 
 log = logging.getLogger("evalpool.pool")
@@ -26,22 +32,120 @@ ALONE_RUNS = 8
 """How often slots may stand idle for one batch. Its further jobs run beside others."""
 BATCHES = 1000
 """For how many batches this is counted."""
+IDLE_PER_SLOT = 4
+"""How many sandboxes beyond the slots are kept for each slot, if the settings do not say."""
+IDLE_MIB, IDLE_SHARE = 32, 8
+"""The memory of an idle sandbox, with some to spare, and how many times as much must be free for all of them."""
+
+
+def size(slots: int, idle: int | None) -> int:
+    """Return how many sandboxes a worker keeps at most. If `idle`, their number beyond the slots, is not given, it
+    follows from the slots and from the free memory of this machine."""
+    if idle is None:
+        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+        idle = min(IDLE_PER_SLOT * slots, (int(free.split()[1]) >> 10) // IDLE_SHARE // IDLE_MIB)
+    return slots + max(1, idle)
+
+
+@dataclass(eq=False)
+class Wait:
+    """A job that waits for a sandbox."""
+
+    shape: Shape
+    fresh: bool
+    """Whether only a sandbox will do in which nothing has run yet."""
+    number: int
+    """Its place in the order of arrival."""
+    task: "asyncio.Task[Any] | None"
+    got: asyncio.Future[Box]
+
+
+@dataclass(eq=False)
+class Stock:
+    """The sandboxes of one kind, and the jobs that wait for one."""
+
+    idle: list[Box] = field(default_factory=list)
+    """The one that was used last is at the end."""
+    waiting: deque[Wait] = field(default_factory=deque)
+    waiting_fresh: deque[Wait] = field(default_factory=deque)
+    alive: int = 0
+    """How many there are, idle or not."""
+    resetting: int = 0
+    starting: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many there are or soon will be."""
+        return self.alive + self.starting
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a job waits."""
+        return bool(self.waiting or self.waiting_fresh)
+
+    def queue(self, wait: Wait) -> deque[Wait]:
+        """The queue in which a job waits."""
+        return self.waiting_fresh if wait.fresh else self.waiting
+
+    def waits(self) -> Iterator[Wait]:
+        """The jobs that wait, in the order of their arrival."""
+        return iter(sorted((*self.waiting, *self.waiting_fresh), key=lambda wait: wait.number))
+
+    def first(self, *, fresh: bool = True) -> Wait | None:
+        """The job that has waited longest; without `fresh`, of those that take any sandbox."""
+        heads = [queue[0] for queue in (self.waiting, self.waiting_fresh if fresh else ()) if queue]
+        return min(heads, key=lambda wait: wait.number, default=None)
+
+    def turn(self) -> int:
+        """The place of the first job that waits in the order of arrival."""
+        first = self.first()
+        return first.number if first is not None else sys.maxsize
+
+    def pick(self, wait: Wait) -> Box:
+        """Take the idle sandbox that suits best: if possible, one that has these limits already; of several, the one
+        that has rested longest."""
+        fit = [box for box in self.idle if not (wait.fresh and box.uses)]
+        box = next((box for box in fit if box.shape == wait.shape), fit[0])
+        self.idle.remove(box)
+        return box
+
+    def lacks(self, most: int) -> bool:
+        """Whether one more should be started for the jobs that wait."""
+        coming = self.starting + min(self.resetting, len(self.waiting))
+        if len(self.waiting) + len(self.waiting_fresh) <= coming:
+            return False
+        if self.waiting_fresh and self.starting < len(self.waiting_fresh):
+            return self.count < most or any(box.uses for box in self.idle)
+        # The stock is doubled at most, since short jobs are served by few sandboxes sooner than many are started.
+        return self.count < most and self.starting < max(1, self.alive)
 
 
 class Pool:
     """The warm sandboxes of one worker."""
 
-    def __init__(self, make: Callable[[Shape], Awaitable[Box]], slots: int, max_uses: int, *, spare: int = 1) -> None:
+    def __init__(
+        self,
+        make: Callable[[Shape], Awaitable[Box]],
+        slots: int,
+        max_uses: int,
+        *,
+        spare: int = 1,
+        size: int | None = None,
+    ) -> None:
+        """`spare` is how many sandboxes of one kind there may be beyond the slots, and `size` how many of all kinds."""
         self._make, self._max_uses, self._others = make, max_uses, slots - 1
         self._slots = asyncio.Semaphore(slots)
         self._alone = asyncio.Lock()
         """Held by a job that waits for all slots, as two of them would wait for each other."""
         self._stood: dict[str, int] = {}
         """Batch → how often the slots stood idle for it."""
-        self._size = slots + spare
-        self._idle: list[Box] = []
+        self._most = slots + spare
+        self._size = max(self._most, size or 0)
+        self._stocks: dict[Shape, Stock] = {}
+        """Kind → its stock; the one that was asked for last is at the end."""
         self._alive: set[Box] = set()
         self._starting = 0
+        self._numbers = itertools.count()
         self._changed = asyncio.Condition()
         self._background: set[asyncio.Task[None]] = set()
         self._lending = True
@@ -50,11 +154,11 @@ class Pool:
         """How many sandboxes were created, lent and reset so far, and how many were destroyed for which reason."""
 
     async def warm(self, shape: Shape) -> None:
-        """Fill the pool. Raises what the first sandbox raised that could not be started."""
-        results = await asyncio.gather(*(self._start(shape) for _ in range(self._size)), return_exceptions=True)
+        """Fill the stock of a kind. Raises what the first sandbox raised that could not be started."""
+        results = await asyncio.gather(*(self._start(shape) for _ in range(self._most)), return_exceptions=True)
         for result in results:
             if isinstance(result, Box):
-                self._idle.append(result)
+                self._put(result)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
@@ -64,18 +168,22 @@ class Pool:
         """Lend a sandbox of this shape for one run. With `alone`, the name of a batch, no other sandbox is lent
         meanwhile, unless that takes too long or has happened too often for this batch. An exception in the body
         destroys the sandbox."""
-        async with self._every_slot() if alone is not None and self._may_stand(alone) else self._slots:
-            if (task := asyncio.current_task()) is not None:
-                self._begun.add(task)
-            sandbox = await self._take(shape, fresh)
-            self.counts["lent"] += 1
-            kept = False
-            try:
+        sandbox = await self._take(shape, fresh)
+        lent = kept = False
+        try:
+            async with self._every_slot() if alone is not None and self._may_stand(alone) else self._slots:
+                if not self._lending:
+                    raise PoolClosed("this worker is shutting down")
+                self._begin(asyncio.current_task())
+                self.counts["lent"] += 1
+                lent = True
                 yield sandbox
                 kept = not fresh
-            finally:
-                # In the background, while the slot goes on with another sandbox.
-                self._spawn(self._take_back(sandbox, kept))
+        finally:
+            if lent:
+                self._take_back(sandbox, kept)
+            else:
+                self._put(sandbox)
 
     @asynccontextmanager
     async def _every_slot(self) -> AsyncIterator[None]:
@@ -96,18 +204,30 @@ class Pool:
         return times < ALONE_RUNS
 
     def begun(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether this task has a slot: a sandbox is lent to it, or is being started for it. The start may take long,
-        but no other worker would be faster."""
-        return task in self._begun
+        """Whether this task has a slot, or has had one, or a sandbox is being started for it, or could not be. The
+        start may take long, but no other worker would be faster."""
+        if task in self._begun:
+            return True
+        served = (itertools.islice(stock.waits(), stock.starting) for stock in self._stocks.values() if stock.starting)
+        return any(wait.task is task for wait in itertools.chain.from_iterable(served))
+
+    def _begin(self, task: "asyncio.Task[Any] | None") -> None:
+        if task is not None:
+            self._begun.add(task)
 
     def stop_lending(self) -> None:
         """Lend no more sandboxes: jobs that run may finish, and jobs that wait get `PoolClosed`."""
         self._lending = False
-        self._spawn(self._notify())
+        for stock in self._stocks.values():
+            for wait in stock.waits():
+                if not wait.got.done():
+                    wait.got.set_exception(PoolClosed("this worker is shutting down"))
+            stock.waiting.clear()
+            stock.waiting_fresh.clear()
 
     async def close(self) -> None:
         """Destroy all sandboxes."""
-        self._lending = False
+        self.stop_lending()
         closing = [asyncio.ensure_future(sandbox.close()) for sandbox in self._alive]
         # Starts get a moment to end by themselves, since a container that is half made would be left behind.
         with suppress(TimeoutError):
@@ -120,13 +240,14 @@ class Pool:
         closing += [asyncio.ensure_future(sandbox.close()) for sandbox in self._alive]
         await asyncio.gather(*closing, return_exceptions=True)
         self._alive.clear()
-        self._idle.clear()
+        self._stocks.clear()
 
     def snapshot(self) -> dict[str, Any]:
         """The state of the pool, for people and monitors."""
+        idle = {sandbox for stock in self._stocks.values() for sandbox in stock.idle}
         return {
             "size": self._size,
-            "idle": len(self._idle),
+            "idle": len(idle),
             "alive": len(self._alive),
             "starting": self._starting,
             "lending": self._lending,
@@ -136,81 +257,173 @@ class Pool:
                     "id": sandbox.id[:12],
                     "image": sandbox.shape.image,
                     "uses": sandbox.uses,
-                    "idle": sandbox in self._idle,
+                    "idle": sandbox in idle,
                 }
                 for sandbox in self._alive
             ],
         }
 
+    # -- who gets which sandbox --------------------------------------------------------------------
+
     async def _take(self, shape: Shape, fresh: bool) -> Box:
-        while True:
-            if not self._lending:
-                raise PoolClosed("this worker is shutting down")
-            sandbox = self._pick(shape, fresh)
-            if sandbox is not None:
-                return sandbox
-            if len(self._alive) + self._starting < self._size or self._evict():
-                return await self._start(shape)
-            async with self._changed:
-                await self._changed.wait()
-
-    def _pick(self, shape: Shape, fresh: bool) -> Box | None:
-        for sandbox in [sandbox for sandbox in self._idle if not sandbox.alive]:
-            self._idle.remove(sandbox)
-            self._destroy(sandbox, "found dead")
-        for sandbox in self._idle:
-            if sandbox.shape == shape and not (fresh and sandbox.uses):
-                self._idle.remove(sandbox)
-                return sandbox
-        return None
-
-    def _evict(self) -> bool:
-        """Make room by destroying the sandbox that has been idle longest."""
-        if not self._idle:
-            return False
-        self._destroy(self._idle.pop(0), "other shape wanted")
-        return True
-
-    async def _start(self, shape: Shape) -> Box:
-        self._starting += 1
+        """Wait for a sandbox of this kind, and set the limits of this shape on it."""
+        if not self._lending:
+            raise PoolClosed("this worker is shutting down")
+        loop, stock = asyncio.get_running_loop(), self._stock(shape)
+        self._stocks[shape.kind] = self._stocks.pop(shape.kind)  # now the last one to make room
+        wait = Wait(shape, fresh, next(self._numbers), asyncio.current_task(), loop.create_future())
+        stock.queue(wait).append(wait)
+        self._match()
         try:
-            try:
-                sandbox = await self._make(shape)
-            except SandboxLost as error:
-                raise NoSandbox(str(error)) from error
-            if not self._lending:
-                await sandbox.close()
-                raise PoolClosed("the pool was closed while a sandbox started")
-            self._alive.add(sandbox)
-        finally:
-            self._starting -= 1
-            self._spawn(self._notify())
-        self.counts["created"] += 1
-        return sandbox
+            sandbox = await wait.got
+        except asyncio.CancelledError:
+            if wait in stock.queue(wait):
+                stock.queue(wait).remove(wait)
+            elif not wait.got.cancelled() and wait.got.exception() is None:
+                self._put(wait.got.result())
+            raise
+        try:
+            limited = await sandbox.limit(shape)
+        except BaseException:
+            self._destroy(sandbox, "limits not set")
+            raise
+        if limited:
+            return sandbox
+        self._destroy(sandbox, "limits not set")
+        self._begin(wait.task)
+        return await self._start(shape)  # in its place
 
-    async def _take_back(self, sandbox: Box, kept: bool) -> None:
-        if not kept:
-            reason = "not reusable"
-        elif sandbox.suspect:
-            reason = "abnormal end"
-        elif sandbox.uses >= self._max_uses:
-            reason = "used up"
-        elif await sandbox.reset():
-            self.counts["reset"] += 1
-            self._idle.append(sandbox)
-            await self._notify()
+    def _match(self) -> None:
+        """Give idle sandboxes to the jobs that wait for them, and start what is missing; those that came first are
+        served first. Called whenever something has changed, so that no job can be forgotten."""
+        wanted = [stock for stock in self._stocks.values() if stock.wanted]
+        for stock in sorted(wanted, key=Stock.turn) if len(wanted) > 1 else wanted:
+            self._hand_out(stock)
+            while (wait := stock.first()) and stock.lacks(self._most) and self._make_room(stock):
+                self._spawn(self._bring(self._start(wait.shape), stock))
+
+    def _hand_out(self, stock: Stock) -> None:
+        for sandbox in [sandbox for sandbox in stock.idle if not sandbox.alive]:
+            stock.idle.remove(sandbox)
+            self._destroy(sandbox, "found dead")
+            self._spawn(self._refill(sandbox.shape))
+        while stock.idle and (wait := stock.first(fresh=not all(sandbox.uses for sandbox in stock.idle))):
+            stock.queue(wait).popleft()
+            if not wait.got.done():  # it may have been cancelled
+                wait.got.set_result(stock.pick(wait))
+
+    def _make_room(self, stock: Stock) -> bool:
+        """Make room for one more sandbox in a stock; return False if that must wait."""
+        if stock.count >= self._most:  # a fresh one is wanted, and only used ones are left
+            stock.idle.remove(victim := next(sandbox for sandbox in stock.idle if sandbox.uses))
+            self._destroy(victim, "fresh one wanted")
+            return True
+        if len(self._alive) + self._starting < self._size:
+            return True
+        idle = [other for other in self._stocks.values() if other.idle]
+        # What other jobs wait for is taken away only for a job that would else never be served.
+        unwanted = [other for other in idle if not other.wanted]
+        if unwanted or (idle and (stock.waiting_fresh or not stock.count)):
+            self._destroy((unwanted or idle)[0].idle.pop(0), "other kind wanted")
+            return True
+        return False
+
+    def _put(self, sandbox: Box) -> None:
+        """Note that a sandbox is ready to be lent."""
+        self._stock(sandbox.shape).idle.append(sandbox)
+        self._match()
+
+    def _stock(self, shape: Shape) -> Stock:
+        if shape.kind not in self._stocks:
+            for kind in [kind for kind, stock in self._stocks.items() if not (stock.count or stock.wanted)]:
+                del self._stocks[kind]
+            self._stocks[shape.kind] = Stock()
+        return self._stocks[shape.kind]
+
+    # -- from birth to death -----------------------------------------------------------------------
+
+    def _start(self, shape: Shape) -> Coroutine[Any, Any, Box]:
+        """Return a coroutine that starts a sandbox, which is counted from now on."""
+        stock = self._stock(shape)
+        stock.starting += 1
+        self._starting += 1
+
+        async def start() -> Box:
+            try:
+                try:
+                    sandbox = await self._make(shape)
+                except SandboxLost as error:
+                    raise NoSandbox(str(error)) from error
+                if not self._lending:
+                    await sandbox.close()
+                    raise PoolClosed("the pool was closed while a sandbox started")
+                self._alive.add(sandbox)
+                self._stock(sandbox.shape).alive += 1  # its image may have been found only now
+            finally:
+                stock.starting -= 1
+                self._starting -= 1
+                self._spawn(self._notify())
+            self.counts["created"] += 1
+            return sandbox
+
+        return start()
+
+    async def _bring(self, start: Coroutine[Any, Any, Box], stock: Stock) -> None:
+        """Start a sandbox for the jobs that wait for its kind. If that fails, the job that has waited longest gets the
+        error."""
+        try:
+            self._put(await start)
+        except PoolClosed:
             return
+        except Exception as error:
+            if (wait := stock.first()) is not None:
+                stock.queue(wait).popleft()
+                if not wait.got.done():
+                    self._begin(wait.task)  # it was tried, and is not to be left to another worker
+                    wait.got.set_exception(error)
+            else:
+                log.warning("a sandbox could not be started: %s", error, extra={"action": "start_failed"})
+            self._match()
+
+    def _take_back(self, sandbox: Box, kept: bool) -> None:
+        """Reset a sandbox, or replace it, in the background, while the slot goes on with another one."""
+        if not kept:
+            self._replace(sandbox, "not reusable")
+        elif sandbox.suspect:
+            self._replace(sandbox, "abnormal end")
+        elif sandbox.uses >= self._max_uses:
+            self._replace(sandbox, "used up")
         else:
-            reason = "reset failed"
+            self._stock(sandbox.shape).resetting += 1
+            self._spawn(self._reset(sandbox))
+
+    async def _reset(self, sandbox: Box) -> None:
+        try:
+            clean = await sandbox.reset()
+        except SandboxLost:
+            clean = False
+        finally:
+            self._stock(sandbox.shape).resetting -= 1
+        if clean:
+            self.counts["reset"] += 1
+            self._put(sandbox)
+        else:
+            self._replace(sandbox, "reset failed")
+
+    def _replace(self, sandbox: Box, reason: str) -> None:
         self._destroy(sandbox, reason)
-        await self._refill(sandbox.shape)
+        self._match()
+        self._spawn(self._refill(sandbox.shape))
 
     async def _refill(self, shape: Shape) -> None:
+        """Start a sandbox in the place of one that was destroyed after its use, unless waiting jobs took its place."""
         while self._lending and len(self._alive) + self._starting < self._size:
+            if self._stock(shape).count >= self._most:
+                return
             try:
-                self._idle.append(await self._start(shape))
-                await self._notify()
-            except PoolClosed:
+                self._put(await self._start(shape))
+                return
+            except (PoolClosed, SetupError):  # no other attempt would do better
                 return
             except EvalpoolError as error:
                 log.warning("a sandbox could not be started: %s", error, extra={"action": "refill_failed"})
@@ -218,6 +431,7 @@ class Pool:
 
     def _destroy(self, sandbox: Box, reason: str) -> None:
         self._alive.discard(sandbox)
+        self._stock(sandbox.shape).alive -= 1
         self.counts[f"destroyed: {reason}"] += 1
         self._spawn(sandbox.close())
 

@@ -60,10 +60,11 @@ class BoxSandbox(Sandbox):
 
     @property
     def shape(self) -> Shape:
-        """The limits with which the box is made."""
-        limits = self.config.resource_limits
+        """The limits with which the box is made. Files are kept in memory, and leave a part of it to the commands: a
+        sandbox that is full of files must go on working."""
+        limits, memory = self.config.resource_limits, self.config.memory_mib
         return Shape(
-            "", self.config.memory_mib, limits.processes, limits.disk_mib, cpus=self.config.cpu_limit,
+            "", memory, limits.processes, min(limits.disk_mib, max(1, memory * 3 // 4)), cpus=self.config.cpu_limit,
             extra_mib=KEEPERS_MIB, commands=AT_ONCE + KERNELS, home=self.config.working_dir,
         )  # fmt: skip
 

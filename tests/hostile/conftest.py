@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import WorkerProcess, containers, eventually
 from tests.hostile import monitor
-from tests.hostile.stack import SLOTS, Stack
+from tests.hostile.stack import POOL, SLOTS, Stack
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,6 +27,7 @@ def hostile_env(redis_server: str, tmp_path_factory: pytest.TempPathFactory) -> 
         "EVALPOOL_DATABASE_URL": f"sqlite:///{folder / 'ledger.db'}",
         "EVALPOOL_STATE_DIR": str(folder / "state"),
         "EVALPOOL_SLOTS": str(SLOTS),
+        "EVALPOOL_IDLE": str(POOL - SLOTS),  # a fixed number of sandboxes, whatever the cases ask for
     }
 
 

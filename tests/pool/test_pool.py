@@ -1,33 +1,49 @@
 """The pool with fake sandboxes: lending, resetting, replacing and closing."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evalpool.schemas import SandboxLost
-from evalpool.schemas.errors import PoolClosed
-from evalpool.worker.pool import Pool
+from evalpool.schemas.errors import NoSandbox, PoolClosed
+from evalpool.worker.pool import Pool, size
 from evalpool.worker.sandbox.base import Box, Program, Shape
 from evalpool.worker.sandbox.fake import FakeBox
+from tests.conftest import PATIENCE
 
 SHAPE, OTHER = Shape("a", 64, 8, 8), Shape("b", 64, 8, 8)
 PROGRAM = Program(code=b"pass", main="main.py")
 
 
 class Maker:
-    """Makes and remembers fake sandboxes, and fails when told to."""
+    """Makes and remembers fake sandboxes, and fails or waits when told to."""
 
     def __init__(self) -> None:
         self.made: list[FakeBox] = []
         self.failing = False
+        self.bad: set[str] = set()
+        """Images of which none can be made."""
+        self.hold: asyncio.Event | None = None
+        """Nothing is made before this is set."""
+        self.starting: set[asyncio.Task[Any]] = set()
+        self.most_alive = 0
 
     async def __call__(self, shape: Shape) -> Box:
-        if self.failing:
+        if self.failing or shape.image in self.bad:
             raise SandboxLost("told to fail")
+        if self.hold is not None:
+            task = asyncio.current_task()
+            assert task is not None
+            self.starting.add(task)
+            await self.hold.wait()
         sandbox = FakeBox(shape)
         self.made.append(sandbox)
         await sandbox.start()
+        self.most_alive = max(self.most_alive, self.alive)
         return sandbox
 
     @property
@@ -48,9 +64,27 @@ async def pool(maker: Maker) -> AsyncIterator[Pool]:
     assert maker.alive == 0
 
 
-async def settled(pool: Pool) -> None:
-    while pool._background:
-        await asyncio.gather(*pool._background)
+@pytest.fixture
+async def roomy(maker: Maker) -> AsyncIterator[Pool]:
+    """A pool with room for several kinds."""
+    made = Pool(maker, slots=2, max_uses=100, size=8)
+    yield made
+    await made.close()
+    assert maker.alive == 0
+
+
+async def use(pool: Pool, shape: Shape, **more: Any) -> None:
+    async with pool.lend(shape, **more) as sandbox:
+        assert sandbox.alive
+        assert sandbox.shape == shape
+        assert not (more.get("fresh") and sandbox.uses)
+        sandbox.uses += 1
+        await asyncio.sleep(0)
+
+
+async def settled(pool: Pool, but: Collection[asyncio.Task[Any]] = ()) -> None:
+    while tasks := pool._background - {*but}:
+        await asyncio.gather(*tasks)
 
 
 async def test_a_warm_pool_has_one_sandbox_more_than_slots(pool: Pool, maker: Maker) -> None:
@@ -125,7 +159,7 @@ async def test_a_fresh_sandbox_runs_one_program_only(pool: Pool, maker: Maker) -
     assert len(seen) == 5
 
 
-async def test_a_sandbox_of_another_shape_replaces_an_idle_one(pool: Pool, maker: Maker) -> None:
+async def test_a_sandbox_of_another_kind_replaces_an_idle_one(pool: Pool, maker: Maker) -> None:
     await pool.warm(SHAPE)
     async with pool.lend(OTHER) as sandbox:
         assert sandbox.shape == OTHER
@@ -167,3 +201,170 @@ async def test_when_lending_stops_running_jobs_finish_and_waiting_jobs_get_an_er
     results = await asyncio.gather(*jobs, return_exceptions=True)
     assert results[:2] == ["finished", "finished"]
     assert all(isinstance(result, PoolClosed) for result in results[2:])
+
+
+async def test_jobs_with_other_limits_share_a_sandbox(pool: Pool, maker: Maker) -> None:
+    await pool.warm(SHAPE)
+    for memory in (64, 128, 256, 512) * 2:
+        shape = replace(SHAPE, memory_mib=memory, processes=memory, extra_mib=memory)
+        async with pool.lend(shape) as sandbox:
+            assert sandbox.shape == shape
+        await settled(pool)
+    assert len(maker.made) == 3
+
+
+@pytest.mark.parametrize("change", [{"image": "b"}, {"disk_mib": 9}, {"cpus": 2.0}, {"commands": 1}, {"home": "/x"}])
+async def test_what_a_sandbox_is_born_with_makes_another_kind(pool: Pool, maker: Maker, change: dict[str, Any]) -> None:
+    await pool.warm(SHAPE)
+    other = replace(SHAPE, **change)
+    async with pool.lend(other) as sandbox:
+        assert (sandbox.shape, sandbox) == (other, maker.made[-1])
+    assert len(maker.made) == 4
+
+
+async def test_a_sandbox_that_has_the_limits_already_is_preferred(roomy: Pool, maker: Maker) -> None:
+    large = replace(SHAPE, memory_mib=512)
+    async with roomy.lend(SHAPE) as one, roomy.lend(large) as two:
+        pass
+    await settled(roomy)
+    for shape, expected in ((SHAPE, one), (large, two), (large, two), (SHAPE, one)):
+        async with roomy.lend(shape) as sandbox:
+            assert sandbox is expected
+        await settled(roomy)
+
+
+async def test_a_sandbox_whose_limits_cannot_be_set_is_replaced_for_the_job(pool: Pool, maker: Maker) -> None:
+    await pool.warm(SHAPE)
+
+    async def refuse(_: Shape) -> bool:
+        return False
+
+    for sandbox in maker.made:
+        sandbox.limit = refuse  # type: ignore[method-assign]
+    async with pool.lend(replace(SHAPE, memory_mib=4)) as lent:
+        assert lent is maker.made[3]
+        assert lent.shape.memory_mib == 4
+    await settled(pool)
+    assert (maker.alive, pool.counts["destroyed: limits not set"]) == (3, 1)
+
+
+async def test_kinds_stay_warm_beside_each_other(roomy: Pool, maker: Maker) -> None:
+    for _ in range(5):
+        for image in "abcd":
+            async with roomy.lend(replace(SHAPE, image=image)):
+                pass
+            await settled(roomy)
+    assert [sandbox.shape.image for sandbox in maker.made] == [*"abcd"]
+
+
+async def test_the_kind_that_was_not_asked_for_longest_makes_room(roomy: Pool, maker: Maker) -> None:
+    images = [*"abcdefgh"]  # as many as fit
+    for image in [*images, "a", "new"]:
+        async with roomy.lend(replace(SHAPE, image=image)):
+            pass
+        await settled(roomy)
+    assert maker.alive == 8
+    assert {sandbox.shape.image for sandbox in maker.made if sandbox.alive} == {*images, "new"} - {"b"}
+
+
+async def test_a_job_that_waits_for_a_container_does_not_hold_up_the_others(roomy: Pool, maker: Maker) -> None:
+    await roomy.warm(SHAPE)
+    maker.hold = asyncio.Event()
+    cold = [asyncio.create_task(use(roomy, replace(SHAPE, image=image))) for image in "xyz"]
+    await asyncio.sleep(0)
+    for _ in range(9):
+        await asyncio.wait_for(use(roomy, SHAPE), PATIENCE)
+        await settled(roomy, but=maker.starting)
+    assert not any(task.done() for task in cold)
+    maker.hold.set()
+    await asyncio.wait_for(asyncio.gather(*cold), PATIENCE)
+
+
+async def test_a_job_of_a_new_kind_is_served_although_others_wait_for_every_sandbox(pool: Pool, maker: Maker) -> None:
+    await pool.warm(SHAPE)
+    served = False
+
+    async def hot() -> None:
+        while not served:
+            await use(pool, SHAPE)
+
+    crowd = [asyncio.create_task(hot()) for _ in range(20)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(use(pool, OTHER), PATIENCE)
+    served = True
+    await asyncio.gather(*crowd)
+
+
+async def test_more_kinds_than_sandboxes_are_all_served(pool: Pool, maker: Maker) -> None:
+    jobs = [
+        use(pool, replace(SHAPE, image=image), fresh=turn % 3 == 0, alone="batch" if turn % 5 == 0 else None)
+        for turn in range(12)
+        for image in "abcdefgh"
+    ]
+    await asyncio.wait_for(asyncio.gather(*jobs), PATIENCE)
+    assert maker.most_alive <= 3
+
+
+async def test_fresh_jobs_beside_warm_ones_of_the_same_kind_are_all_served(pool: Pool, maker: Maker) -> None:
+    await pool.warm(SHAPE)
+    await asyncio.wait_for(asyncio.gather(*(use(pool, SHAPE, fresh=n % 2 == 0) for n in range(40))), PATIENCE)
+    await settled(pool)
+    assert (maker.most_alive, pool.snapshot()["idle"]) == (3, 3)
+
+
+async def test_a_fresh_job_replaces_a_used_sandbox_if_there_is_no_other(maker: Maker) -> None:
+    pool = Pool(maker, slots=1, max_uses=100, spare=0)
+    for fresh in (False, True, False, True, True):
+        await asyncio.wait_for(use(pool, SHAPE, fresh=fresh), PATIENCE)
+        await settled(pool)
+    assert maker.most_alive == 1
+    await pool.close()
+
+
+async def test_no_more_sandboxes_of_a_kind_are_made_than_slots_can_use(roomy: Pool, maker: Maker) -> None:
+    await asyncio.gather(*(use(roomy, SHAPE) for _ in range(50)))
+    await settled(roomy)
+    assert len(maker.made) <= 3
+
+
+async def test_the_error_of_a_kind_that_cannot_be_started_reaches_each_of_its_jobs(roomy: Pool, maker: Maker) -> None:
+    maker.bad.add("bad")
+    jobs = [asyncio.create_task(use(roomy, replace(SHAPE, image="bad" if n % 2 else "a"))) for n in range(6)]
+    results = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), PATIENCE)
+    assert [type(result) for result in results] == [type(None), NoSandbox] * 3
+    assert all(roomy.begun(job) for job in jobs)  # so that none is given back while its failure is recorded
+
+
+async def test_a_cancelled_job_leaves_its_sandbox_to_the_next(pool: Pool, maker: Maker) -> None:
+    await pool.warm(SHAPE)
+    async with pool.lend(SHAPE), pool.lend(SHAPE):
+        waiting = [asyncio.create_task(use(pool, SHAPE)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        assert pool.snapshot()["idle"] == 1
+    await asyncio.wait_for(use(pool, SHAPE), PATIENCE)
+    await settled(pool)
+    assert (len(maker.made), pool.snapshot()["idle"]) == (3, 3)
+
+
+async def test_a_job_has_begun_while_its_sandbox_starts_and_when_it_has_a_slot(pool: Pool, maker: Maker) -> None:
+    maker.hold = asyncio.Event()
+    one, two = (asyncio.create_task(use(pool, SHAPE)) for _ in range(2))
+    while not maker.starting:
+        await asyncio.sleep(0)
+    assert (pool.begun(one), pool.begun(two)) == (True, False)  # only one is being started
+    maker.hold.set()
+    await asyncio.gather(one, two)
+    assert pool.begun(one)
+    assert pool.begun(two)
+
+
+def test_the_number_of_idle_sandboxes_is_bounded_by_the_slots_and_by_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for mib, expected in ((100_000, 10), (1024, 6), (10, 3)):
+        monkeypatch.setattr(Path, "read_text", lambda _, mib=mib: f"MemFree: 1 kB\nMemAvailable: {mib << 10} kB\n")
+        assert size(2, None) == expected
+    assert size(2, 100) == 102

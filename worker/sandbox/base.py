@@ -3,8 +3,9 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 
 from evalpool.schemas.limits import Limits
 from evalpool.worker.sandbox.agent import words
@@ -15,7 +16,8 @@ SIGNALS = 64
 
 @dataclass(frozen=True)
 class Shape:
-    """The properties that a sandbox is born with and cannot change. Sandboxes of one shape are interchangeable."""
+    """What a run needs of its sandbox: the kind, which a sandbox is born with and cannot change, and the limits that
+    are set when it is lent."""
 
     image: str
     """The image, written as `schemas.images` defines it."""
@@ -29,6 +31,12 @@ class Shape:
     """How many commands of a session may run at a time; a process of ours watches each."""
     home: str = words.HOME
     """The folder in which the commands of a session work; jobs work in `/box`."""
+
+    @cached_property
+    def kind(self) -> "Shape":
+        """The shape without the limits that can be set on a living sandbox. Sandboxes of one kind are
+        interchangeable."""
+        return replace(self, memory_mib=0, processes=0, extra_mib=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +218,7 @@ class Box(ABC):
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
+        """The shape that it was last lent with, or is to be born with."""
         self.id = ""
         self.image_digest = ""
         self.uses = 0
@@ -226,6 +235,11 @@ class Box(ABC):
     @abstractmethod
     async def start(self) -> None:
         """Make the sandbox ready to run; a failed start leaves nothing behind."""
+
+    @abstractmethod
+    async def limit(self, shape: Shape) -> bool:
+        """Set the limits of this shape, which must be of the sandbox's own kind, for the runs to come. Return False
+        unless that is verified; such a sandbox must be closed."""
 
     @abstractmethod
     async def run(self, program: Program) -> Outcome:

@@ -17,7 +17,14 @@ from evalpool.worker.sandbox.agent.wire import UNABLE, Given, Run, pack
 from evalpool.worker.sandbox.agent.words import BEGUN, BORN, CHECKED, COLD, HOME, NOT_BORN, READY
 from evalpool.worker.sandbox.base import Box, Command, End, Hear, Note, Outcome, Program, Running, Shape, Usage
 from evalpool.worker.sandbox.engine import OWNER, Engine, owner
-from evalpool.worker.sandbox.hardening import new_uid, options, socket_bytes
+from evalpool.worker.sandbox.hardening import (
+    memory_bytes,
+    new_uid,
+    options,
+    process_count,
+    socket_bytes,
+    stack_bytes,
+)
 from evalpool.worker.sandbox.replies import count, ending, seconds
 from evalpool.worker.sandbox.session import Session
 from evalpool.worker.sandbox.stream import Frame, Reply, Stream
@@ -38,6 +45,23 @@ NOTES = {
 }
 """What the harness may note at each stage. The program can write into the same pipe, but it cannot take back what the
 harness wrote before, so it can only claim a failure that it could really have had."""
+
+
+async def limited(box: Box, shape: Shape, engine: Engine, group: cgroup.Cgroup | None, processes: int) -> bool:
+    """Set the limits of a container and return whether they are verified. The worker sets them itself where it sees the
+    container's cgroup; elsewhere it asks the engine, which takes as long as several jobs."""
+    memory, done = memory_bytes(shape), True
+    try:
+        if group is not None:
+            wanted = memory, socket_bytes(shape), processes
+            done = await asyncio.to_thread(group.limit, *wanted) if group.exceeds(memory) else group.limit(*wanted)
+        elif shape != box.shape:
+            done = await engine.call(engine.update, box.id, memory, processes)
+    except (SandboxLost, OSError, ValueError):  # the container is gone, or uses too much
+        return False
+    if done:
+        box.shape = shape
+    return done
 
 
 class DockerBox(Box):
@@ -87,10 +111,12 @@ class DockerBox(Box):
             await self.close()
             raise
         self._cgroup = cgroup.find(pid)
-        if self._cgroup is not None:
-            self._cgroup.limit_sockets(socket_bytes(self.shape))
+        await self.limit(self.shape)  # the engine could not limit the buffers of sockets
         with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
             os.setpriority(os.PRIO_PROCESS, pid, -20)
+
+    async def limit(self, shape: Shape) -> bool:
+        return await limited(self, shape, self._engine, self._cgroup, process_count(shape, self._settings.runtime))
 
     async def run(self, program: Program) -> Outcome:
         self._request += 1
@@ -107,7 +133,8 @@ class DockerBox(Box):
             "main": program.main,
             "executable": program.executable,
             "limits": limits.model_dump()
-            | {"wall_seconds": limits.wall, "cpus": self.shape.cpus, "patience": program.patience},
+            | {"wall_seconds": limits.wall, "cpus": self.shape.cpus, "patience": program.patience}
+            | {"stack_bytes": stack_bytes(self.shape)},
             "checked": program.check is not None,
             "tools": program.tools,
             "guarded": program.guarded,

@@ -150,6 +150,15 @@ class Engine:
                 f"docker export $(docker create {name}) | docker import - NAME"
             )
 
+    def update(self, container: str, memory: int, processes: int) -> bool:
+        """Limit the memory of a container, in bytes, and the number of its processes. Return whether the engine has
+        noted these limits, which it does after it has set them."""
+        wanted = {"Memory": memory, "MemorySwap": memory, "PidsLimit": processes}
+        api: Any = self.api  # its public method does not know the limit of processes
+        api._result(api._post_json(api._url("/containers/{0}/update", container), data=wanted))
+        host = api.inspect_container(container)["HostConfig"]
+        return {name: host[name] for name in wanted} == wanted
+
     def ends(self, container: str) -> set[str]:
         """Return the events that the engine noted for a container, which may be gone by now: `oom`, `kill` (from
         outside), `die`, or `left`, which stands for an agent that exited because its stream had ended."""

@@ -30,9 +30,9 @@ from evalpool.worker.sandbox.base import (
     Usage,
     signal_of,
 )
-from evalpool.worker.sandbox.docker import ENVIRONMENT
+from evalpool.worker.sandbox.docker import ENVIRONMENT, limited
 from evalpool.worker.sandbox.engine import OWNER, Engine, owner
-from evalpool.worker.sandbox.hardening import new_uid, options, socket_bytes
+from evalpool.worker.sandbox.hardening import new_uid, options, stack_bytes
 from evalpool.worker.sandbox.stream import Demultiplexer
 
 log = logging.getLogger("evalpool.sandbox")
@@ -42,7 +42,7 @@ LOOK_SECONDS, ASK_SECONDS = 0.01, 0.25
 START_SECONDS = 30.0
 WAIT = "chmod 1777 /box /tmp /dev/shm; echo ready; cat > /dev/null"
 """The command of process 1: it waits for the end of the stream that the worker holds."""
-BEGIN = """ulimit -c 0; ulimit -n 256; ulimit -f {blocks}
+BEGIN = """ulimit -c 0; ulimit -n 256; ulimit -f {blocks}; ulimit -s {stack}
 if [ "$1" = bash ] && ! command -v bash > /dev/null; then shift; set -- sh "$@"; fi
 exec "$@"
 """
@@ -67,7 +67,7 @@ class ExecBox(Box):
     async def start(self) -> None:
         body = options(self.shape, {OWNER: owner()}, self._runtime)
         body |= {"Entrypoint": ["sh", "-c", WAIT]}
-        body["HostConfig"] |= {"CapAdd": [], "PidsLimit": self.shape.processes + 2}
+        body["HostConfig"] |= {"CapAdd": [], "PidsLimit": self._processes(self.shape)}
         self.id, pid, self.image_digest, sock = await self._engine.call(self._engine.launch, body)
         try:
             loop = asyncio.get_running_loop()
@@ -81,8 +81,10 @@ class ExecBox(Box):
             await self.close()
             raise
         self._cgroup = cgroup.find(pid)
-        if self._cgroup is not None:
-            self._cgroup.limit_sockets(socket_bytes(self.shape))
+        await self.limit(self.shape)
+
+    async def limit(self, shape: Shape) -> bool:
+        return await limited(self, shape, self._engine, self._cgroup, self._processes(shape))
 
     async def run(self, program: Program) -> Outcome:
         self.uses += 1
@@ -94,7 +96,7 @@ class ExecBox(Box):
         argv = program.argv or ("python3", program.main)
         if program.executable:
             argv = (*EXECUTE, program.main, *argv)
-        begin = BEGIN.format(blocks=program.limits.file_mib * 2048)
+        begin = BEGIN.format(blocks=program.limits.file_mib * 2048, stack=stack_bytes(self.shape) >> 10)
         return await self._exec(["sh", "-c", begin, "sh", *argv, *program.args], program.env, program.stdin, program)
 
     def spawn(self, command: Command, hear: Hear) -> Running:
@@ -116,6 +118,11 @@ class ExecBox(Box):
             self._closed = True
             with suppress(SandboxLost):
                 await self._engine.call(self._engine.remove, self.id)
+
+    @staticmethod
+    def _processes(shape: Shape) -> int:
+        """How many processes the container may have: process 1 waits, and a shell starts the program."""
+        return shape.processes + 2
 
     async def _exited(self, exec_id: str) -> int:
         """Wait until a process has ended, also if a child of it holds its streams open."""

@@ -20,6 +20,9 @@ RUNTIME_THREADS = 128
 inside."""
 STACK_MIB = 8
 """How far a stack may always grow, however small the memory is."""
+STACK_ROOM = 1 << 36
+"""Bytes of addresses that are kept free for the stack of the agent and of its copies; a program's own limit is lower.
+"""
 FIRST_UID, UIDS = 1 << 20, 1 << 30
 """The user ids of jobs: the first one, and how many there are."""
 
@@ -31,7 +34,7 @@ def new_uid() -> int:
 
 def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) -> dict[str, Any]:
     """Return the body of Docker's create call for a sandbox with our agent."""
-    memory = (shape.memory_mib + AGENT_MIB + shape.extra_mib) << 20
+    memory = memory_bytes(shape)
     return {
         "Image": exact(shape.image),
         "Entrypoint": ["python3", "-c", BOOTSTRAP],
@@ -65,8 +68,7 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
             "Memory": memory,
             "MemorySwap": memory,  # equal to the memory, so that there is no swap
             "OomScoreAdj": 500,
-            # one more for the agent; for each command of a session two: its keeper, and a child about to become it
-            "PidsLimit": shape.processes + 1 + 2 * shape.commands + (RUNTIME_THREADS if runtime else 0),
+            "PidsLimit": process_count(shape, runtime),
             "NanoCpus": int(shape.cpus * 1_000_000_000),
             "CpuShares": 256,
             "Tmpfs": _places(shape),
@@ -78,12 +80,23 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
                     ("memlock", 65536),
                     ("msgqueue", 0),
                     ("rtprio", 0),
-                    ("stack", _stack(shape)),
+                    ("stack", STACK_ROOM),
                 )
             ],
             "LogConfig": {"Type": "none", "Config": {}},  # output goes to the worker and nowhere else
         },
     }
+
+
+def memory_bytes(shape: Shape) -> int:
+    """Return the memory limit of a sandbox: what the program may use, and what the agent needs."""
+    return (shape.memory_mib + AGENT_MIB + shape.extra_mib) << 20
+
+
+def process_count(shape: Shape, runtime: str | None = None) -> int:
+    """Return how many processes and threads a sandbox may have: those of the program; the agent; and for each command
+    of a session two, its keeper and a child about to become it."""
+    return shape.processes + 1 + 2 * shape.commands + (RUNTIME_THREADS if runtime else 0)
 
 
 def socket_bytes(shape: Shape) -> int:
@@ -92,12 +105,12 @@ def socket_bytes(shape: Shape) -> int:
     return min(SOCKETS_MIB << 20, shape.memory_mib << 18)
 
 
-def _stack(shape: Shape) -> int:
+def stack_bytes(shape: Shape) -> int:
     """Return how far a stack may grow, in bytes: as far as the memory allows, so that recursion may be deep.
 
-    The limit is one of the container, not of a program, because the kernel leaves room for a stack when a process
-    starts, and the programs of the warm interpreter are copies of the agent. A sixteenth is kept for other memory, so
-    that endless recursion ends by a signal, and not sometimes by the memory limit.
+    The agent sets it for each program. The container has a higher limit, `STACK_ROOM`, because the kernel leaves room
+    for a stack when a process starts, and the programs of the warm interpreter are copies of the agent. A sixteenth is
+    kept for other memory, so that endless recursion ends by a signal, and not sometimes by the memory limit.
     """
     return max(STACK_MIB << 20, shape.memory_mib * 15 << 16)
 
@@ -105,17 +118,16 @@ def _stack(shape: Shape) -> int:
 def _places(shape: Shape) -> dict[str, str]:
     """Return the writable places, each with its limits in bytes and in inodes.
 
-    Files there count as memory and outlive their writer. So all places together must stay well below the memory limit,
-    or a program could fill them up and leave no memory for the agent.
+    Files there count as memory and outlive their writer. A program whose memory limit is lower than what the places
+    hold reaches that limit first; if this ends the agent, too, it is the program that was killed for memory.
     """
-    share = max(1, shape.memory_mib // 8)
     places: tuple[tuple[str, str, int, int], ...] = (
-        (HOME, "exec", min(shape.disk_mib, 6 * share), 8192),
-        ("/tmp", "noexec", min(16, share), 2048),
-        ("/dev/shm", "noexec", min(8, share), 1024),
+        (HOME, "exec", shape.disk_mib, 8192),
+        ("/tmp", "noexec", 16, 2048),
+        ("/dev/shm", "noexec", 8, 1024),
     )
     if shape.home != HOME:  # then only compilers put something into the other one
-        places = ((shape.home, *places[0][1:]), (HOME, "exec", min(16, share), 1024), *places[1:])
+        places = ((shape.home, *places[0][1:]), (HOME, "exec", 16, 1024), *places[1:])
     return {
         path: f"rw,{exec_},nosuid,nodev,size={mib}m,nr_inodes={inodes},mode=1777" for path, exec_, mib, inodes in places
     }

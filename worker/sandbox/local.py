@@ -111,6 +111,10 @@ class LocalBox(Box):
         self._folders = _folders()
         self._begin()
 
+    async def limit(self, shape: Shape) -> bool:
+        self.shape = shape  # each command has limits of its own, which are set at its start
+        return self.alive
+
     async def run(self, program: Program) -> Outcome:
         limits, argv = program.limits, program.argv
         files = {program.main: program.code, **program.files}

@@ -14,6 +14,7 @@ from evalpool.worker.sandbox.agent.keeper import CHUNK
 from evalpool.worker.sandbox.agent.wire import Given, Start, pack
 from evalpool.worker.sandbox.agent.words import CLOSE, FEED, FULL, INTERRUPT, OPEN, START, STOP
 from evalpool.worker.sandbox.base import SIDE, STDERR, STDOUT, Command, End, Hear, Note, Outcome, Running, Shape
+from evalpool.worker.sandbox.hardening import stack_bytes
 from evalpool.worker.sandbox.replies import count, ending
 from evalpool.worker.sandbox.stream import Stream
 
@@ -65,6 +66,7 @@ class Session:
             "cpu_seconds": UNLIMITED,
             "processes": self._shape.processes,
             "file_mib": self._shape.disk_mib,
+            "stack_bytes": stack_bytes(self._shape),
         }
         request: Start = {
             "op": START,

@@ -115,7 +115,8 @@ class TextTool(JobTool):
             return None
         todo, limits, least = steps(spec), spec.limits, COMPILE
         roomy = {name: max(getattr(limits, name), getattr(least, name)) for name in ("memory_mib", "processes")}
-        roomy |= dict.fromkeys(("disk_mib", "file_mib"), roomy["memory_mib"] * 3 // 4)  # all files are kept in memory
+        # all files are kept in memory; in steps, since the disk decides over the kind of sandbox
+        roomy |= dict.fromkeys(("disk_mib", "file_mib"), (1 << (roomy["memory_mib"] - 1).bit_length()) * 3 // 4)
         return Program(
             code=spec.code.encode(),
             main=todo.main,

@@ -7,6 +7,10 @@ import time
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+ATTRIBUTES = 64
+"""Bytes of a thread's attributes in the C library, at most."""
+THREAD_STACK = 8 << 20
+"""Bytes of the stack of a thread that a module starts when it is preloaded."""
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 DESCRIPTORS = 256
 """Descriptors that a process may have open at a time."""
@@ -27,6 +31,7 @@ def fence() -> None:
     _limit(resource.RLIMIT_MEMLOCK, 1 << 16)
     _limit(resource.RLIMIT_MSGQUEUE, 0)
     _limit(resource.RLIMIT_SIGPENDING, 256)
+    _limit_threads(THREAD_STACK)
 
 
 def set_limits(limits: dict[str, float]) -> None:
@@ -34,6 +39,8 @@ def set_limits(limits: dict[str, float]) -> None:
     _limit(resource.RLIMIT_CPU, int(limits["cpu_seconds"]) + 2)  # later than the limit that the agent itself enforces
     _limit(resource.RLIMIT_FSIZE, int(limits["file_mib"]) << 20)
     _limit(resource.RLIMIT_NPROC, int(limits["processes"]))
+    _limit(resource.RLIMIT_STACK, int(limits["stack_bytes"]))
+    _limit_threads(int(limits["stack_bytes"]))
 
 
 def become(uid: int) -> None:
@@ -48,6 +55,19 @@ def _limit(name: int, value: int) -> None:
     value = value if hard < 0 else min(value, hard)
     if hard != value:  # gVisor does not know them all, and then reports none to spare
         resource.setrlimit(name, (value, value))
+
+
+def _limit_threads(stack: int) -> None:
+    """Limit the stacks of threads. The C library took their size from the agent's own limit, when the agent started;
+    other programs take it from theirs."""
+    try:
+        choose = _libc.pthread_setattr_default_np
+    except AttributeError:
+        return  # a C library whose threads have small stacks in any case
+    attributes = ctypes.create_string_buffer(ATTRIBUTES)
+    _libc.pthread_attr_init(attributes)
+    _libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(stack))
+    choose(attributes)
 
 
 class Counters:
