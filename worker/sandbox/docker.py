@@ -18,6 +18,7 @@ from evalpool.worker.sandbox.agent.words import BEGUN, BORN, CHECKED, COLD, HOME
 from evalpool.worker.sandbox.base import Box, Command, End, Hear, Note, Outcome, Program, Running, Shape, Usage
 from evalpool.worker.sandbox.engine import OWNER, Engine, owner
 from evalpool.worker.sandbox.hardening import new_uid, options, socket_bytes
+from evalpool.worker.sandbox.line import opened
 from evalpool.worker.sandbox.replies import count, ending, seconds
 from evalpool.worker.sandbox.session import Session
 from evalpool.worker.sandbox.stream import Frame, Reply, Stream
@@ -41,7 +42,8 @@ harness wrote before, so it can only claim a failure that it could really have h
 
 
 class DockerBox(Box):
-    """A container whose agent is driven over the attached stream: no exec, no mount, no copied file."""
+    """A container whose agent is driven over the direct line or the attached stream: no exec, no mount, no copied
+    file."""
 
     def __init__(self, shape: Shape, engine: Engine, *, settings: Settings) -> None:
         super().__init__(shape)
@@ -83,6 +85,10 @@ class DockerBox(Box):
                 raise SandboxLost("the agent is not of this version of evalpool")
             if meta.get("filter") is not True:
                 raise SetupError("sandboxes need an x86-64 or arm64 processor: there is no syscall filter for this one")
+            line = opened(pid, meta.get("line"))
+            self._stream.send(pack({"direct": line is not None}))
+            if line is not None:
+                await self._stream.go_over(line)
         except BaseException:
             await self.close()
             raise
@@ -164,8 +170,7 @@ class DockerBox(Box):
         return reply == {"id": self._request, "dirty": ""}
 
     async def close(self) -> None:
-        with suppress(RuntimeError):  # it belongs to another event loop, which is gone
-            self._stream.close()
+        self._stream.close()
         if self._cgroup is not None:
             self._cgroup.unthrottle()
             self._cgroup.close()
