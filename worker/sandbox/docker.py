@@ -53,6 +53,8 @@ class DockerBox(Box):
         self._request = 0
         self._clean: Reply | None = None
         """The agent's second reply to a run, which says whether the sandbox is as it was at birth."""
+        self._kept: tuple[bytes, dict[str, bytes]] | None = None
+        """The code and the files that the agent has kept of the last run."""
         self._session: Session | None = None
         self._closing = False
 
@@ -107,7 +109,10 @@ class DockerBox(Box):
         if argv or program.args or program.env or program.files:
             more = Given(argv=argv, args=program.args, env=program.env, files=[*program.files])
             given = json.dumps(more, ensure_ascii=False).encode()  # arguments may be large, and escapes are slow
-        parts = (given, program.code, program.stdin, *program.files.values())
+        kept, self._kept = self._kept, (program.code, program.files) if program.more else None
+        same = kept is not None and kept[0] is program.code and kept[1] is program.files
+        own = (program.code, *program.files.values())
+        parts = (given, program.stdin) if same else (*own, given, program.stdin)
         request: Run = {
             "id": self._request,
             "main": program.main,
@@ -118,9 +123,11 @@ class DockerBox(Box):
             "tools": program.tools,
             "guarded": program.guarded,
             "subject": program.subject,
-            "sizes": [len(part) for part in parts],
+            "sizes": [len(part) for part in (*own, given, program.stdin)],
+            "kept": sum(map(len, own)) if same else 0,
+            "more": program.more,
         }
-        frames, token = [pack(request, sum(request["sizes"])), *parts], ""
+        frames, token = [pack(request, sum(map(len, parts))), *parts], ""
         if program.check is not None:
             # The check has a frame of its own, which the agent reads after the fork: no job is born with it in memory.
             token = secrets.token_hex(16)
@@ -144,7 +151,7 @@ class DockerBox(Box):
     def spawn(self, command: Command, hear: Hear) -> Running:
         if self._session is None:
             self._request += 1
-            self._clean = None
+            self._clean = self._kept = None
             self._session = Session(self._stream, self._request, self.shape)
         self.uses += 1
         return self._session.spawn(command, hear, cold=self._cold(command.env))

@@ -121,9 +121,9 @@ class Agent:
     def run(self, meta: wire.Run) -> Job | None:
         """Run one program and reply; in the forked child, return the job to become."""
         sizes = meta["sizes"]
-        code_start, stdin_start = sizes[0], sizes[0] + sizes[1]
+        stdin_start = sum(sizes[:-1])
         path = f"{HOME}/{meta['main']}"
-        problem = wire.put(path, self.body.view(code_start, stdin_start), 0o755 if meta["executable"] else 0o644)
+        problem = wire.put(path, self.body.view(0, sizes[0]), 0o755 if meta["executable"] else 0o644)
         (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
             os.pipe() for _ in range(5)
         )
@@ -136,7 +136,7 @@ class Agent:
             os.close(fd)
         if meta["checked"] and wire.read_frame(self.requests, self.sealed) is None:
             os._exit(0)
-        feeds = {stdin_w: self.body.view(stdin_start, stdin_start + sizes[2])}
+        feeds = {stdin_w: self.body.view(stdin_start)}
         streams = {stdout_r: self.stdout, stderr_r: self.stderr, report_r: self.report}
         watch.run(pid, feeds, streams, report_r, {sealed_w: self.sealed.view()})
         self.reply(
@@ -156,7 +156,8 @@ class Agent:
             self.stdout,
             self.stderr,
         )
-        for buffer in (self.body, self.sealed, self.stdout, self.stderr, self.report):
+        self.body.clear(sum(sizes[:-2]) if meta["more"] else 0)
+        for buffer in (self.sealed, self.stdout, self.stderr, self.report):
             buffer.clear()
         try:
             os.unlink(path)
