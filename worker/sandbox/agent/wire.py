@@ -5,7 +5,8 @@
 
 The worker sends a `Config` once; then a `Run` for each job (and a second frame with its check, if it has one), or
 `{"op": "open"}` for a session, in which it sends a `Start` for each command, and `feed`, `interrupt` and `stop`.
-The agent answers the first with `hello`; a job with its end, followed by `dirty`; and a session with `stream`, `fed`
+The agent answers the first with `hello`, in which it offers a direct line, and the worker says whether it takes that
+(`direct`). The agent answers a job with its end, followed by `dirty`; and a session with `stream`, `fed`
 and the end of each command, followed by `dirty` when it is closed.
 
 Whatever belongs to a job travels in the raw part, and the agent keeps it only in buffers that are wiped: the next job
