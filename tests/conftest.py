@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import docker
@@ -138,12 +138,13 @@ def freeze(client: docker.DockerClient, box: str) -> None:
 
 
 class WorkerProcess:
-    """A real `celery -A worker worker`."""
+    """A real `celery -A worker worker`, started by the command `through` if there is one."""
 
-    def __init__(self, log: Path, app: str = "worker", **env: str) -> None:
+    def __init__(self, log: Path, app: str = "worker", through: Sequence[str] = (), **env: str) -> None:
         self.log = log
         self.node = f"test-{secrets.token_hex(4)}@{socket.gethostname()}"
         command = [
+            *through,
             sys.executable,
             "-m",
             "celery",

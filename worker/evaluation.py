@@ -1,4 +1,4 @@
-"""The story of one job: the program is run once per case, each time in a sandbox from the pool, and gets a verdict."""
+"""The story of one job: the program is run once per case, in a sandbox from the pool, and gets a verdict."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from evalpool.schemas import ceilings
-from evalpool.schemas.errors import CheckerFailed, InvalidJob, NoSandbox, SandboxKilled, SandboxLost, SetupError
+from evalpool.schemas.errors import CheckerFailed, InvalidJob, SetupError
 from evalpool.schemas.images import name_of, wanted
 from evalpool.schemas.job import Case, JobSpec
 from evalpool.schemas.lease import Lease
@@ -24,35 +24,14 @@ from evalpool.worker.pool import Pool
 from evalpool.worker.sandbox.base import Box, End, Outcome, Program, Shape
 from evalpool.worker.tools.languages import LANGUAGES, lacks, unpacked
 from evalpool.worker.tools.registry import TOOLS
+from evalpool.worker.turn import DEATHS, Run, Turn
 
 ORDINARY = 4 << 20
 """Bytes of a job, including its outputs, for which every sandbox has room."""
 TEXTS, EXCERPT = 4, 256
 """A job with many cases keeps this many outputs of full length, and this many characters of each further output."""
-STARVED = 0.1
-"""A program that waited for a CPU for more than this share of its wall limit is run again alone."""
-PATIENCE = 4
-"""In a second run, up to this many times the wall limit may be spent waiting for a CPU or in a pause, since we cannot
-stop other programs."""
-BUSY = 0.8
-"""A program that had the CPU for this share of its wall limit was held up only by its own processes."""
 CHECKER = Limits(cpu_seconds=10, output_bytes=1 << 16)
 """The limits of a checker."""
-TRIES = 2
-"""How many sandboxes are tried within one attempt, as one that breaks at once says little about the next."""
-DEATHS = 2
-"""How many fresh sandboxes must end by themselves under a program until the program is to blame."""
-
-
-class Run(NamedTuple):
-    """One run of a program, and of the same program again if the first run was not fair."""
-
-    sandbox: Box
-    started: float
-    """When the first run began, by the monotonic clock."""
-    outcome: Outcome | None
-    """`None` if `DEATHS` fresh sandboxes ended by themselves under the program."""
-    rerun: bool = False
 
 
 class Compiled(NamedTuple):
@@ -122,7 +101,8 @@ class Evaluation:
         program = Program(code=b"", main="main", argv=("sh", "-c", f"command -v {needed}"))
 
         async def ask() -> Outcome:
-            run = await _fairly(program, _shape(self.image, program.limits, 0), self.pool, fresh=False, patience=None)
+            async with Turn(self.pool, _shape(self.image, program.limits, 0)) as turn:
+                run = await turn.run(program)
             return run.outcome or Outcome.killed_for_memory(0)
 
         found = await self.artifacts.get(f"{self.image} {needed}", ask)
@@ -153,25 +133,34 @@ class Evaluation:
         results: list[CaseResult] = []
         started, sandbox = 0.0, None
         patience, unchecked, room = True, True, TEXTS * spec.limits.output_bytes
-        for index, case in enumerate(spec.cases or (None,)):
-            program = TOOLS[spec.tool].program(spec, case, binary)
-            run = await self._run(program, shape, patience=self.lease.batch_id if patience else None)
-            sandbox, started = run.sandbox, started or run.started
-            result = _within(await self._judge(index, case, run), room)
-            patience = patience and not result.metrics.rerun  # once for a job, as the other slots stand idle for it
-            room -= len(result.stdout) + len(result.stderr)
-            results.append(result)
-            # Only after a failure, and once for a job: programs without errors do not pay for it.
-            if unchecked and result.verdict is Verdict.RUNTIME_ERROR and result.exit_code:
-                unchecked = False
-                if (refused := await self._syntax_error(shape)) is not None:
-                    return Runs([refused], started)
-            if result.verdict is not Verdict.PASSED and spec.stop_early:
-                break
+        async with self._turn(shape) as turn:
+            programs = TOOLS[spec.tool].programs(spec, binary)
+            for index, (case, program) in enumerate(zip(spec.cases or (None,), programs, strict=True)):
+                run = await turn.run(program, patience=self.lease.batch_id if patience else None)
+                sandbox, started = run.sandbox, started or run.started
+                if case is not None and case.comparator == "checker":
+                    await turn.end()  # the checker needs a sandbox, too
+                result = _within(await self._judge(index, case, run), room)
+                patience = patience and not result.metrics.rerun  # once for a job, as the other slots stand idle for it
+                room -= len(result.stdout) + len(result.stderr)
+                results.append(result)
+                # Only after a failure, and once for a job: programs without errors do not pay for it.
+                if unchecked and result.verdict is Verdict.RUNTIME_ERROR and result.exit_code:
+                    unchecked = False
+                    await turn.end()
+                    if (refused := await self._syntax_error(shape)) is not None:
+                        return Runs([refused], started)
+                if result.verdict is not Verdict.PASSED and spec.stop_early:
+                    break
         return Runs(results, started, sandbox)
 
+    def _turn(self, shape: Shape) -> Turn:
+        return Turn(self.pool, shape, fresh=self.spec.isolation == "fresh", max_uses=self.settings.max_uses)
+
     async def _run(self, program: Program, shape: Shape, *, patience: str | None) -> Run:
-        return await _fairly(program, shape, self.pool, fresh=self.spec.isolation == "fresh", patience=patience)
+        """Run one program that is not the job's own."""
+        async with self._turn(shape) as turn:
+            return await turn.run(program, patience=patience)
 
     async def _judge(self, index: int, case: Case | None, run: Run) -> CaseResult:
         """Return the result of one case, for which the job's checker is asked if it has one."""
@@ -250,56 +239,6 @@ def _key(image: str, program: Program) -> str:
     for content in (program.code, *(content for _, content in files)):
         key.update(content)
     return key.hexdigest()
-
-
-async def _fairly(program: Program, shape: Shape, pool: Pool, *, fresh: bool, patience: str | None) -> Run:
-    """Run a program, and run it again if its sandbox was paused at the wall limit, or if the program was starved of CPU
-    and `patience` names its batch. A starved program then runs alone, unless the other slots have stood idle for this
-    batch too often."""
-    run = await _sturdily(program, shape, pool, fresh=fresh)
-    starved = run.outcome is not None and patience is not None and _starved(run.outcome, program.limits.wall)
-    if run.outcome is None or not (starved or _paused(run.outcome)):
-        return run
-    # The clock ran while the program could not, which says nothing about the program.
-    patient = replace(program, patience=PATIENCE * program.limits.wall)
-    again = await _sturdily(patient, shape, pool, fresh=fresh, alone=patience if starved else None)
-    if again.outcome is not None and _paused(again.outcome) and again.outcome.paused_seconds > patient.patience:
-        raise SandboxLost(f"the sandbox was paused from outside for {again.outcome.paused_seconds:.1f} s")
-    return again._replace(started=run.started, rerun=True)
-
-
-def _paused(outcome: Outcome) -> bool:
-    """Whether the wall limit ended the program after its sandbox had been paused."""
-    return outcome.ended is End.WALL and outcome.paused_seconds > 0
-
-
-def _starved(outcome: Outcome, wall: float) -> bool:
-    """Whether the wall limit ended the program after it had waited long for a CPU."""
-    waited = outcome.ended is End.WALL and outcome.delay_seconds > STARVED * wall
-    return waited and outcome.cpu_seconds < BUSY * wall
-
-
-async def _sturdily(program: Program, shape: Shape, pool: Pool, *, fresh: bool, alone: str | None = None) -> Run:
-    """Run a program, and try another sandbox if one is lost."""
-    losses = deaths = 0
-    while True:
-        fresh = fresh or losses > 0
-        try:
-            async with pool.lend(shape, fresh=fresh, alone=alone) as sandbox:
-                started = time.monotonic()
-                outcome = await sandbox.run(program)
-                sandbox.suspect = outcome.abnormal
-            return Run(sandbox, started, outcome)
-        except NoSandbox:
-            raise
-        except SandboxKilled:
-            losses, deaths = losses + 1, deaths + fresh
-            if deaths == DEATHS:
-                return Run(sandbox, started, None)
-        except SandboxLost:
-            losses += 1
-            if losses >= TRIES:
-                raise
 
 
 def shape_of(spec: JobSpec, image: str, binary: bytes | None = None) -> Shape:

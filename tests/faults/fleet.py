@@ -47,9 +47,10 @@ class Fleet:
 
     # -- workers -----------------------------------------------------------------------------------
 
-    def start(self, *, ready: bool = True, **env: str) -> WorkerProcess:
+    def start(self, *, ready: bool = True, through: Sequence[str] = (), **env: str) -> WorkerProcess:
         """Start one more worker; with `ready=False`, do not wait until it is ready."""
-        worker = WorkerProcess(self.place / f"worker-{len(self.workers)}.log", **self.env | env)
+        log = self.place / f"worker-{len(self.workers)}.log"
+        worker = WorkerProcess(log, through=through, **self.env | env)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
 

@@ -26,6 +26,8 @@ from tests.faults.servers import Dockerd
 
 IDLE = 1
 """Processes of a sandbox in which nothing runs."""
+STRANGER = ("setpriv", "--bounding-set", "-sys_ptrace", "--inh-caps", "-sys_ptrace")
+"""Starts a worker that may not look into other processes, so that it reaches its sandboxes through the engine alone."""
 IMAGE = Settings.model_fields["image"].default
 
 
@@ -82,7 +84,7 @@ def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fa
     fleet: Fleet, engine_link: Proxy
 ) -> None:
     """Each time, the agent sees the end of its standard input, so that the container seems to end by itself."""
-    worker = fleet.start(DOCKER_HOST=engine_link.url)
+    worker = fleet.start(through=STRANGER, DOCKER_HOST=engine_link.url)
     fleet.submit(sleepers(1, 6))
     seen: set[str] = set()
     while len(seen) < 4:
@@ -91,6 +93,21 @@ def test_a_link_to_the_engine_that_breaks_again_and_again_is_not_the_programs_fa
         engine_link.cut()
         engine_link.mend()
     fleet.finish()
+
+
+def test_a_program_does_not_notice_a_broken_link_to_the_engine_if_its_worker_has_a_direct_line(
+    fleet: Fleet, engine_link: Proxy
+) -> None:
+    worker = fleet.start(DOCKER_HOST=engine_link.url)
+    batch = fleet.submit(sleepers(1, 6))
+    fleet.wait_until("it runs", lambda: _busy(fleet, worker))
+    (seen,) = _busy(fleet, worker)
+    for _ in range(3):
+        engine_link.cut()
+        engine_link.mend()
+    fleet.finish()
+    (result,) = fleet.store.batch_results(batch.id)
+    assert (result.sandbox_id, result.attempt) == (seen, 1)
 
 
 def test_a_busy_sandbox_is_paused_for_longer_than_the_wall_limit(fleet: Fleet) -> None:

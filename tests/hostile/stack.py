@@ -17,7 +17,7 @@ import pytest
 from evalpool.api import submit_batch
 from evalpool.schemas import JobSpec, Limits, Result, Verdict
 from evalpool.schemas.job import MAX_TEXT
-from evalpool.worker import evaluation
+from evalpool.worker import turn
 from evalpool.worker.pool import ALONE_SECONDS
 from tests.conftest import PATIENCE, WorkerProcess
 from tests.hostile.case import HostileCase, Step
@@ -276,7 +276,7 @@ def _in_time(step: Step, result: Result) -> list[str]:
     limit = step.allowed.wall
     problems = []
     # A job that was starved because the machine is busy with something else is run again with patience.
-    waited = evaluation.PATIENCE * limit if result.metrics.rerun else 0
+    waited = turn.PATIENCE * limit if result.metrics.rerun else 0
     if result.metrics.wall_seconds > runs * (limit + 1) + waited:
         problems.append(f"G2 {result.metrics.wall_seconds:.1f} s of wall time; the limit is {limit:g} s")
     if result.started_at is not None:

@@ -32,11 +32,19 @@ async def box(engine: Engine) -> AsyncIterator[DockerBox]:
     await sandbox.close()
 
 
-@pytest.fixture(params=["docker", "local", "fake"])
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sandboxes are reached through the engine alone, as if they were on another machine."""
+    monkeypatch.setattr("evalpool.worker.sandbox.docker.opened", lambda *_: None)
+
+
+@pytest.fixture(params=["docker", "docker, attached", "local", "fake"])
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Box]:
     """A started sandbox of each kind."""
     made: Box
-    if request.param == "docker":
+    if request.param.startswith("docker"):
+        if request.param != "docker":
+            request.getfixturevalue("attached")
         made = DockerBox(replace(SHAPE, commands=8), request.getfixturevalue("engine"), settings=settings())
     elif request.param == "local":
         request.getfixturevalue("bubblewrap")

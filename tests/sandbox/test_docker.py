@@ -1,5 +1,6 @@
 """Properties of containers alone: isolation, counters, and removal when the owner dies."""
 
+import ast
 import asyncio
 import os
 import signal
@@ -20,6 +21,7 @@ from evalpool.worker.sandbox.base import Shape
 from evalpool.worker.sandbox.docker import DockerBox
 from evalpool.worker.sandbox.engine import OWNER, Engine, owner
 from evalpool.worker.sandbox.hardening import AGENT_MIB, CAPABILITIES, options
+from evalpool.worker.sandbox.line import opened
 from tests.conftest import PATIENCE, ROOT, containers, eventually
 from tests.sandbox.conftest import SHAPE
 from tests.sandbox.test_contract import bash, python
@@ -184,10 +186,59 @@ async def test_closing_the_sandbox_removes_the_container(box: DockerBox, engine_
             await asyncio.sleep(0.05)
 
 
-def test_the_container_is_removed_when_its_owner_is_killed(engine_client: docker.DockerClient) -> None:
+async def test_an_agent_on_this_machine_is_reached_directly(box: DockerBox) -> None:
+    assert box._stream.direct
+
+
+async def test_a_line_to_another_process_than_the_agent_is_not_opened() -> None:
+    ends = os.pipe()
+    try:
+        names = [str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in ends]
+        line = opened(os.getpid(), [(ends[1], names[1]), (ends[0], names[0])])
+        assert line is not None
+        for fd in line:
+            os.close(fd)
+        assert opened(os.getpid(), [(ends[1], "pipe:[1]"), (ends[0], names[0])]) is None
+        assert opened(os.getpid(), [(ends[1], names[1]), (ends[0], "")]) is None
+        assert opened(os.getppid(), [(ends[1], names[1]), (ends[0], names[0])]) is None
+        assert opened(os.getpid(), []) is None
+        with pytest.raises(SandboxLost):
+            opened(os.getpid(), [("../1", names[1]), (ends[0], names[0])])
+    finally:
+        for fd in ends:
+            os.close(fd)
+
+
+async def test_a_direct_line_leads_to_the_agent_alone(box: DockerBox) -> None:
+    """No program has a descriptor of the line, and none can open those of the agent."""
+    code = """
+import os
+def name(place):
+    try: return os.readlink(place)
+    except OSError as error: return type(error).__name__
+print({place: name(place) for pid in (1, os.getpid()) for fd in range(64) if (place := f"/proc/{pid}/fd/{fd}")})
+"""
+    outcome = await box.run(python(code))
+    seen = ast.literal_eval(outcome.stdout.decode())
+    assert {seen[f"/proc/1/fd/{fd}"] for fd in range(64)} == {"PermissionError"}
+    assert sum(not name.endswith("Error") for name in seen.values()) == 5  # its streams and the harness's two pipes
+    assert await box.reset()
+
+
+async def test_the_last_words_of_an_agent_with_a_direct_line_are_told(box: DockerBox) -> None:
+    box._stream.send(b"\0\0\0\3\0\0\0\0[1]")  # a request that no worker sends
+    with pytest.raises(SandboxLost) as raised:
+        await box.run(python(""))
+    assert "AttributeError" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("way", ["direct", "attached"])
+def test_the_container_is_removed_when_its_owner_is_killed(engine_client: docker.DockerClient, way: str) -> None:
     code = (
         "import asyncio, sys\n"
+        "from worker.sandbox import docker\n"
         "from worker.sandbox.docker import DockerBox\n"
+        f"if {way!r} == 'attached': docker.opened = lambda *_: None\n"
         "from worker.sandbox.engine import Engine\n"
         "from schemas.settings import settings\n"
         "from tests.sandbox.conftest import SHAPE\n"

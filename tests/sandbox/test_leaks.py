@@ -1,8 +1,11 @@
 """Nothing of one program reaches the next one in the same sandbox: one program plants secrets, the next finds none."""
 
+from dataclasses import replace
+
 import pytest
 
 from evalpool.schemas import Limits
+from evalpool.worker.sandbox.base import Command
 from evalpool.worker.sandbox.docker import DockerBox
 from tests.sandbox.test_contract import bash, python
 
@@ -120,6 +123,48 @@ async def test_no_text_of_a_program_stays_in_the_memory_of_the_agent(box: Docker
         scan = await box.run(python(SCAN, limits=Limits(cpu_seconds=20)))
         assert (scan.stdout, scan.stderr) == (b"0\n", b"")
         assert await box.reset()
+
+
+async def test_a_program_that_is_kept_for_its_next_case_is_given_again_as_it_was(box: DockerBox) -> None:
+    code = "import os; print(input(), open('d/f').read()); open('d/f', 'w').write('changed'); os.remove('d/g')"
+    first = python(code, files={"d/f": b"data", "d/g": b""}, stdin=b"1" * 100_000 + b"\n", more=True)
+    for program in (first, replace(first, stdin=b"2\n", args=("x",)), replace(first, stdin=b"3\n", more=False)):
+        outcome = await box.run(program)
+        assert outcome.stdout == program.stdin.strip() + b" data\n", outcome.stderr
+        assert await box.reset()
+
+
+@pytest.mark.parametrize("large", [1, 100_000])
+async def test_no_other_program_finds_one_that_is_kept_for_its_next_case(box: DockerBox, large: int) -> None:
+    word = b"PLANTED-" + b"SECRET"
+    kept = python(f"#{word.decode()}\nprint(1)", files={"f": word * large}, stdin=word, more=True)
+    for _ in range(2):
+        assert (await box.run(kept)).stdout == b"1\n"
+        assert await box.reset()
+    for _ in range(2):
+        scan = await box.run(python(SCAN, limits=Limits(cpu_seconds=20)))
+        assert (scan.stdout, scan.stderr) == (b"0\n", b"")
+        assert await box.reset()
+    assert (await box.run(kept)).stdout == b"1\n"
+
+
+async def test_no_command_of_a_session_finds_a_program_that_was_kept(box: DockerBox) -> None:
+    kept = python("print(1)", files={"f": b"PLANTED-" + b"SECRET"}, more=True)
+    await box.run(kept)
+    assert await box.reset()
+    heard: list[bytes] = []
+    await box.spawn(Command(code=SCAN.encode()), lambda _, data: heard.append(data)).over
+    assert b"".join(heard) == b"0\n"
+    assert await box.reset()
+    assert (await box.run(kept)).stdout == b"1\n"
+
+
+async def test_a_case_does_not_find_the_input_of_the_case_before(box: DockerBox) -> None:
+    first = python(SCAN, stdin=b"PLANTED-" + b"SECRET", more=True, limits=Limits(cpu_seconds=20))
+    for program in (first, replace(first, stdin=b"")):
+        outcome = await box.run(program)
+        assert await box.reset()
+    assert outcome.stdout == b"0\n"
 
 
 async def test_the_check_is_nowhere_in_memory_while_the_program_runs(box: DockerBox) -> None:

@@ -15,12 +15,13 @@ from evalpool.schemas import JobSpec, Limits, Result, Settings, Verdict
 from evalpool.schemas.lease import Lease
 from evalpool.schemas.settings import settings
 from evalpool.worker.artifacts import Artifacts
-from evalpool.worker.evaluation import PATIENCE, evaluate
+from evalpool.worker.evaluation import evaluate
 from evalpool.worker.pool import Pool
 from evalpool.worker.sandbox.base import Box, Outcome, Shape
 from evalpool.worker.sandbox.docker import GRACE_SECONDS, SLACK_SECONDS, DockerBox
 from evalpool.worker.sandbox.engine import Engine
 from evalpool.worker.sandbox.exec import ExecBox
+from evalpool.worker.turn import PATIENCE
 from tests.conftest import containers, freeze
 from tests.sandbox.conftest import SHAPE
 from tests.sandbox.test_contract import bash, python

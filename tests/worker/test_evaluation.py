@@ -31,6 +31,7 @@ class Watched(FakeBox):
     busy: list[float] = []  # noqa: RUF012
     pauses: list[float] = []  # noqa: RUF012 - of the next runs, in seconds
     losses: list[SandboxLost] = []  # noqa: RUF012 - of the next runs
+    lost_at: set[int] = set()  # noqa: RUF012 - the runs, counted from 0, whose sandboxes are lost
     seen: list[int] = []  # noqa: RUF012 - how often each sandbox has been used by then
     together: list[int] = []  # noqa: RUF012 - how many ran at each start
     at_once = most = 0
@@ -41,8 +42,10 @@ class Watched(FakeBox):
         Watched.at_once += 1
         Watched.most = max(Watched.most, Watched.at_once)
         Watched.together.append(Watched.at_once)
-        if Watched.losses:
+        if Watched.losses or len(Watched.seen) - 1 in Watched.lost_at:
             Watched.at_once -= 1
+            if not Watched.losses:
+                raise SandboxLost("a test has taken it away")
             raise Watched.losses.pop(0)
         try:
             outcome = await super().run(program)
@@ -55,9 +58,10 @@ class Watched(FakeBox):
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalpool.worker.turn.TURN_SECONDS", float("inf"))  # however slow this machine is
     Watched.programs, Watched.busy, Watched.pauses, Watched.most = [], [], [], 0
-    Watched.seen, Watched.together, Watched.losses = [], [], []
+    Watched.seen, Watched.together, Watched.losses, Watched.lost_at = [], [], [], set()
 
 
 async def run(*specs: JobSpec, slots: int = 2, spare: int = 1) -> Sequence[Any]:
@@ -199,6 +203,65 @@ async def test_an_output_that_only_makes_the_checker_fail_is_a_wrong_answer() ->
 SLEEPER = "import time; time.sleep(3)"
 BRIEF = Limits(cpu_seconds=1, wall_seconds=2)
 """So low that the sleeper always reaches the limit, and so high that its second run, with patience, never does."""
+
+
+ECHO = [Case(f"{n}\n", f"{n}") for n in range(4)]
+
+
+async def test_the_cases_of_a_job_share_a_sandbox_which_is_reset_between_them() -> None:
+    code = "import os; assert not os.path.exists('mark'); open('mark', 'w').close(); print(input())"
+    (result,) = await run(JobSpec(code=code, cases=ECHO), slots=1)
+    assert result.passed, result.detail
+    assert Watched.seen == [1, 2, 3, 4]
+    assert [program.more for program in Watched.programs] == [True, True, True, False]
+    first, *others = Watched.programs
+    assert all(each.code is first.code and each.files is first.files for each in others)
+
+
+async def test_every_case_of_a_fresh_job_has_a_sandbox_that_has_never_run_anything() -> None:
+    (result,) = await run(JobSpec(code="print(input())", cases=ECHO, isolation="fresh"), slots=1)
+    assert result.passed, result.detail
+    assert Watched.seen == [1, 1, 1, 1]
+
+
+async def test_a_case_after_one_that_ended_abnormally_runs_in_another_sandbox() -> None:
+    code = "import os; n = input(); print(n, flush=True); n == '1' and os.kill(os.getpid(), 9)"
+    (result,) = await run(JobSpec(code=code, cases=ECHO, stop_early=False), slots=1)
+    assert [case.verdict for case in result.cases] == ["passed", "runtime_error", "passed", "passed"]
+    assert Watched.seen[2:] != [3, 4]
+
+
+async def test_a_case_whose_sandbox_is_lost_runs_in_a_fresh_one_and_the_others_have_run() -> None:
+    Watched.lost_at = {2}
+    (result,) = await run(JobSpec(code="print(input())", cases=ECHO), slots=1)
+    assert result.passed, result.detail
+    assert Watched.seen[:4] == [1, 2, 3, 1]
+    assert len(Watched.seen) == 5
+
+
+async def test_no_case_runs_after_one_that_failed() -> None:
+    (result,) = await run(JobSpec(code="print(min(input(), '1'))", cases=ECHO), slots=1)
+    assert [case.verdict for case in result.cases] == ["passed", "passed", "wrong_answer"]
+    assert len(Watched.programs) == 3
+
+
+async def test_jobs_with_many_cases_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("evalpool.worker.turn.TURN_SECONDS", 0.0)
+    jobs = [JobSpec(code=f"print(input())  # {n}", cases=ECHO) for n in range(2)]
+    assert all(result.passed for result in await run(*jobs, slots=1))
+    order = [program.code[-1:] for program in Watched.programs]
+    assert order[:4] != [order[0]] * 4
+
+
+async def test_one_slot_is_enough_for_checkers_and_for_the_search_for_syntax_errors() -> None:
+    checked = [Case("1\n", "1", comparator="checker")] * 2
+    code = "print(input())"
+    results = await run(
+        JobSpec(code=code, cases=checked, checker="import sys; sys.exit(0)"),
+        JobSpec(code="read x; echo $x; exit 3", tool="shell_executor", cases=ECHO, stop_early=False),
+        slots=1,
+    )
+    assert [result.verdict for result in results] == ["passed", "runtime_error"]
 
 
 async def test_a_program_that_was_starved_of_cpu_is_run_again_alone() -> None:

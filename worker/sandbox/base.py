@@ -63,6 +63,8 @@ class Program:
     subject: str | None = None
     """The function that the check is about. If known, the check sees no other global with the name of a builtin."""
     limits: Limits = field(default_factory=Limits)
+    more: bool = False
+    """Whether the same code and the same files are to be run again after this, so that a sandbox may keep them."""
     patience: float = 0.0
     """Seconds of waiting for a CPU, or of a pause, that do not count as wall time, at most."""
 

@@ -25,6 +25,7 @@ from evalpool.worker.sandbox.hardening import (
     socket_bytes,
     stack_bytes,
 )
+from evalpool.worker.sandbox.line import opened
 from evalpool.worker.sandbox.replies import count, ending, seconds
 from evalpool.worker.sandbox.session import Session
 from evalpool.worker.sandbox.stream import Frame, Reply, Stream
@@ -65,7 +66,8 @@ async def limited(box: Box, shape: Shape, engine: Engine, group: cgroup.Cgroup |
 
 
 class DockerBox(Box):
-    """A container whose agent is driven over the attached stream: no exec, no mount, no copied file."""
+    """A container whose agent is driven over the direct line or the attached stream: no exec, no mount, no copied
+    file."""
 
     def __init__(self, shape: Shape, engine: Engine, *, settings: Settings) -> None:
         super().__init__(shape)
@@ -75,6 +77,8 @@ class DockerBox(Box):
         self._request = 0
         self._clean: Reply | None = None
         """The agent's second reply to a run, which says whether the sandbox is as it was at birth."""
+        self._kept: tuple[bytes, dict[str, bytes]] | None = None
+        """The code and the files that the agent has kept of the last run."""
         self._session: Session | None = None
         self._closing = False
 
@@ -107,6 +111,10 @@ class DockerBox(Box):
                 raise SandboxLost("the agent is not of this version of evalpool")
             if meta.get("filter") is not True:
                 raise SetupError("sandboxes need an x86-64 or arm64 processor: there is no syscall filter for this one")
+            line = opened(pid, meta.get("line"))
+            self._stream.send(pack({"direct": line is not None}))
+            if line is not None:
+                await self._stream.go_over(line)
         except BaseException:
             await self.close()
             raise
@@ -127,7 +135,10 @@ class DockerBox(Box):
         if argv or program.args or program.env or program.files:
             more = Given(argv=argv, args=program.args, env=program.env, files=[*program.files])
             given = json.dumps(more, ensure_ascii=False).encode()  # arguments may be large, and escapes are slow
-        parts = (given, program.code, program.stdin, *program.files.values())
+        kept, self._kept = self._kept, (program.code, program.files) if program.more else None
+        same = kept is not None and kept[0] is program.code and kept[1] is program.files
+        own = (program.code, *program.files.values())
+        parts = (given, program.stdin) if same else (*own, given, program.stdin)
         request: Run = {
             "id": self._request,
             "main": program.main,
@@ -139,9 +150,11 @@ class DockerBox(Box):
             "tools": program.tools,
             "guarded": program.guarded,
             "subject": program.subject,
-            "sizes": [len(part) for part in parts],
+            "sizes": [len(part) for part in (*own, given, program.stdin)],
+            "kept": sum(map(len, own)) if same else 0,
+            "more": program.more,
         }
-        frames, token = [pack(request, sum(request["sizes"])), *parts], ""
+        frames, token = [pack(request, sum(map(len, parts))), *parts], ""
         if program.check is not None:
             # The check has a frame of its own, which the agent reads after the fork: no job is born with it in memory.
             token = secrets.token_hex(16)
@@ -165,7 +178,7 @@ class DockerBox(Box):
     def spawn(self, command: Command, hear: Hear) -> Running:
         if self._session is None:
             self._request += 1
-            self._clean = None
+            self._clean = self._kept = None
             self._session = Session(self._stream, self._request, self.shape)
         self.uses += 1
         return self._session.spawn(command, hear, cold=self._cold(command.env))
@@ -191,8 +204,7 @@ class DockerBox(Box):
         return reply == {"id": self._request, "dirty": ""}
 
     async def close(self) -> None:
-        with suppress(RuntimeError):  # it belongs to another event loop, which is gone
-            self._stream.close()
+        self._stream.close()
         if self._cgroup is not None:
             self._cgroup.unthrottle()
             self._cgroup.close()

@@ -58,7 +58,7 @@ class Session:
         if file and cold:  # the script may be one of ours, and no module of the home must be loaded before it
             argv, env = ("python3", file), {"PYTHONNOUSERSITE": "1", **env}
         given = Given(argv=argv, args=command.args, env=env, files=[*command.files])
-        parts = (json.dumps(given).encode(), command.code, b"", *command.files.values())
+        parts = (command.code, *command.files.values(), json.dumps(given).encode(), b"")
         running = self._running[number] = Remote(self, number, command, hear)
         limits = {
             "wall_seconds": command.wall_seconds,

@@ -1,13 +1,17 @@
-"""The attached stream of a container: Docker's framing outside, ours inside, and no trust in either."""
+"""The connection to an agent: the attached stream of its container (Docker's framing outside, ours inside), or the
+direct line, if there is one. Neither is trusted."""
 
 import asyncio
 import json
+import os
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
 from evalpool.schemas.errors import SandboxLost
 from evalpool.worker.sandbox.agent.wire import HEAD
+from evalpool.worker.sandbox.line import Line
 
 
 class Frame(NamedTuple):
@@ -27,6 +31,8 @@ LARGE = 1 << 20
 """Bytes from which on copying takes a while."""
 STDERR_BYTES = 4096
 """How much of the agent's error output is kept."""
+WORDS_SECONDS = 1.0
+"""How long an agent's last words may take after the end of its direct line, as they come through the engine."""
 
 
 class Listener(Protocol):
@@ -78,11 +84,18 @@ class Demultiplexer(asyncio.Protocol):
 
 
 class Stream(Demultiplexer):
-    """The connection to our agent. Frames must be expected, and come in that order; any other ends the connection."""
+    """The connection to our agent. Frames must be expected, and come in that order; any other ends the connection.
+
+    It begins on the attached stream and goes over to the direct line, if there is one. Then the attached stream only
+    carries the agent's last words, and its end means nothing: the engine may have been restarted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.transport: asyncio.Transport | None = None
+        self.transport: asyncio.WriteTransport | None = None
+        """Where requests are written to."""
+        self._transports: list[asyncio.BaseTransport] = []
+        self._direct = self._hung_up = False
         self._frames = bytearray()
         self._expected: deque[tuple[Reply, int]] = deque()
         self._lost: str | None = None
@@ -93,21 +106,55 @@ class Stream(Demultiplexer):
         """Whether the agent is there, as far as is known."""
         return self.transport is not None and self._lost is None
 
+    @property
+    def direct(self) -> bool:
+        """Whether the direct line is used."""
+        return self._direct
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        assert isinstance(transport, asyncio.WriteTransport)
         self.transport = transport
+        self._transports.append(transport)
+
+    async def go_over(self, line: Line) -> None:
+        """Use the direct line from now on, for both directions."""
+        loop = asyncio.get_running_loop()
+        self._direct = True
+        reader, _ = await loop.connect_read_pipe(lambda: _End(self), os.fdopen(line.replies, "rb", 0))
+        self._transports.append(reader)
+        self.transport, _ = await loop.connect_write_pipe(lambda: _End(self), os.fdopen(line.requests, "wb", 0))
+        self._transports.append(self.transport)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._take()
+        if not self._direct:
+            self._take()
 
     def received(self, stream: int, payload: bytes) -> None:
-        if stream == 1:
+        if stream == 1 and not self._direct:
             self._frames += payload
         else:
             super().received(stream, payload)  # error output of the agent: its last words
 
+    def heard(self, data: bytes) -> None:
+        """Take bytes from the direct line."""
+        self._frames += data
+        self._take()
+
     def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if not self._direct or self._hung_up:
+            self._end(exc)
+
+    def hung_up(self, exc: Exception | None) -> None:
+        """Take note that the direct line has ended, and so has the agent. Its last words may still be on their way."""
+        self._hung_up = True
+        if self.over.is_set() or self._lost is not None:
+            self._end(exc)
+        else:
+            asyncio.get_running_loop().call_later(WORDS_SECONDS, self._end, exc)
+
+    def _end(self, exc: Exception | None) -> None:
         words = self.kept[2].decode("utf-8", "replace").strip().splitlines()
         self.fail(
             f"the connection to the sandbox ended ({words[-1][:200] if words else exc or 'the container is gone'})"
@@ -140,8 +187,11 @@ class Stream(Demultiplexer):
 
     def close(self) -> None:
         """End the connection; the agent in the container notices that and exits."""
-        if self.transport is not None:
-            self.transport.abort()
+        while self._transports:
+            transport = self._transports.pop()
+            if not transport.is_closing():
+                with suppress(RuntimeError):  # it belongs to another event loop, which is gone
+                    transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
 
     def _take(self) -> None:
         """Hand over every whole frame that is expected, or listened for."""
@@ -194,3 +244,16 @@ class Stream(Demultiplexer):
         if self.listener is not None:
             self.listener.lost(self._lost)
         self.close()
+
+
+class _End(asyncio.Protocol):
+    """One end of the direct line."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def data_received(self, data: bytes) -> None:
+        self._stream.heard(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stream.hung_up(exc)

@@ -8,6 +8,7 @@ import base64
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -173,6 +174,11 @@ class JobTool(Tool):
     def program(self, spec: JobSpec, case: Case | None, compiled: bytes | None = None) -> Program:
         """Return the program for one case of a job, or for a job without cases; `compiled` is what its compiler
         made."""
+
+    def programs(self, spec: JobSpec, compiled: bytes | None = None) -> Iterator[Program]:
+        """Yield the program for each case of a job, or for the job if it has none."""
+        for case in spec.cases or (None,):
+            yield self.program(spec, case, compiled)
 
     def compiler(self, spec: JobSpec) -> Program | None:
         """Return the compiler, which runs once and writes the compiled program to its standard output; `None` for

@@ -57,8 +57,7 @@ class Keeper:
         )
         file, problem = self.meta["file"], ""
         if file:
-            sizes = self.meta["sizes"]
-            problem = wire.put(file, self.session.body.view(sizes[0], sizes[0] + sizes[1]))
+            problem = wire.put(file, self.session.body.view(0, self.meta["sizes"][0]))
         started = time.monotonic()
         try:
             pid = os.fork()

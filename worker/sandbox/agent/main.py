@@ -2,11 +2,12 @@
 
 Theory of operation. The container's command is a short bootstrap that reads this package from standard input, so
 any image with a Python will do and nothing is mounted or copied. The agent then answers one request after another
-on the attached stream: it forks a copy of itself, which becomes the job's user and then the program; the agent
-feeds and reads it, stops it at its limits, kills whatever is left and replies; then the agent empties every writable
-place and says in a second reply whether the sandbox is as it was at birth. Instead of a job, the worker may ask for a
-session, in which files stay and commands run side by side (session.py); the second reply then comes at its end. When
-the worker dies, the stream ends; so does the agent and with it, as process 1, the whole container.
+on the attached stream, or on two pipes of its own if the worker can open them (worker/sandbox/line.py): it forks a
+copy of itself, which becomes the job's user and then the program; the agent feeds and reads it, stops it at its limits,
+kills whatever is left and replies; then the agent empties every writable place and says in a second reply whether the
+sandbox is as it was at birth. Instead of a job, the worker may ask for a session, in which files stay and commands run
+side by side (session.py); the second reply then comes at its end. When the worker dies, the stream ends; so does the
+agent and with it, as process 1, the whole container.
 
 The agent is the container's root with three capabilities: to become the job's user, its group, and to kill. Jobs run
 as another user without any, so they can neither signal nor trace the agent, nor read its memory or its descriptors.
@@ -58,7 +59,17 @@ class Agent:
         self.body, self.sealed, self.report = (wire.Buffer() for _ in range(3))
         self.stdout, self.stderr = wire.Reserve(), wire.Reserve()
         self.warm(config["preload"])
-        self.reply({"hello": config["version"], "python": sys.version.split()[0], "filter": known})
+        line = self.make_line()
+        greeting = {"hello": config["version"], "python": sys.version.split()[0], "filter": known}
+        self.reply({**greeting, "line": [(fd, _name(fd)) for fd in line]})
+        answer = wire.read_frame(self.requests, self.body)
+        if answer is None:
+            os._exit(0)
+        if answer["direct"]:
+            self.replies, self.requests = line
+        else:
+            for fd in line:
+                os.close(fd)
 
     def make_world(self) -> interpreter.World:
         """Return the streams of a program, made over pipes as it will have; then nothing is left at their
@@ -73,6 +84,14 @@ class Agent:
         for fd in range(SEALED + 1):
             os.dup2(null, fd)
         return world
+
+    def make_line(self) -> tuple[int, int]:
+        """Return our ends of two pipes, for replies and for requests. A worker on the same machine opens the other ends
+        through /proc: no job can, since it may not look into /proc/1/fd, and the pipes are root's."""
+        (requests, requests_w), (replies_r, replies) = os.pipe(), os.pipe()
+        os.close(requests_w)
+        os.close(replies_r)
+        return replies, requests
 
     def warm(self, modules: list[str]) -> None:
         """Import modules that jobs will want, and keep the garbage collector from touching them, so that a job's copy
@@ -102,9 +121,9 @@ class Agent:
     def run(self, meta: wire.Run) -> Job | None:
         """Run one program and reply; in the forked child, return the job to become."""
         sizes = meta["sizes"]
-        code_start, stdin_start = sizes[0], sizes[0] + sizes[1]
+        stdin_start = sum(sizes[:-1])
         path = f"{HOME}/{meta['main']}"
-        problem = wire.put(path, self.body.view(code_start, stdin_start), 0o755 if meta["executable"] else 0o644)
+        problem = wire.put(path, self.body.view(0, sizes[0]), 0o755 if meta["executable"] else 0o644)
         (stdin_r, stdin_w), (stdout_r, stdout_w), (stderr_r, stderr_w), (report_r, report_w), (sealed_r, sealed_w) = (
             os.pipe() for _ in range(5)
         )
@@ -117,7 +136,7 @@ class Agent:
             os.close(fd)
         if meta["checked"] and wire.read_frame(self.requests, self.sealed) is None:
             os._exit(0)
-        feeds = {stdin_w: self.body.view(stdin_start, stdin_start + sizes[2])}
+        feeds = {stdin_w: self.body.view(stdin_start)}
         streams = {stdout_r: self.stdout, stderr_r: self.stderr, report_r: self.report}
         watch.run(pid, feeds, streams, report_r, {sealed_w: self.sealed.view()})
         self.reply(
@@ -137,7 +156,8 @@ class Agent:
             self.stdout,
             self.stderr,
         )
-        for buffer in (self.body, self.sealed, self.stdout, self.stderr, self.report):
+        self.body.clear(sum(sizes[:-2]) if meta["more"] else 0)
+        for buffer in (self.sealed, self.stdout, self.stderr, self.report):
             buffer.clear()
         try:
             os.unlink(path)
@@ -154,6 +174,14 @@ class Agent:
         wire.write_all(self.replies, wire.pack(meta, sum(part.size for part in parts)))
         for part in parts:
             wire.write_all(self.replies, part.view())
+
+
+def _name(fd: int) -> str:
+    """Return the name of an open file, which for a pipe has a number that is its own on the whole machine."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
 
 
 def main(config: wire.Config) -> None:

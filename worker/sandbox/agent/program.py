@@ -48,7 +48,8 @@ class Job:
     def become(self) -> None:
         """Become the program and run it to its end. Never returns; raises if the program cannot be started."""
         self._confine(self.fds)
-        given: Given = json.loads(bytes(self.body[: self.sizes[0]])) if self.sizes[0] else NOTHING
+        start, size = sum(self.sizes[:-2]), self.sizes[-2]
+        given: Given = json.loads(bytes(self.body[start : start + size])) if size else NOTHING
         argv, args = [*given["argv"]], [*given["args"]]
         os.environ.update(given["env"])
         os.write(REPORT, BORN)
@@ -95,7 +96,7 @@ class Job:
         kernel.set_limits(self.limits)
         kernel.become(self.uid)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # as after an exec: /dev/stdout and /proc/self work
-        if self.sizes[3:]:  # the folder of its files may not be there yet
+        if self.sizes[1:-2]:  # the folder of its files may not be there yet
             os.makedirs(self.home, exist_ok=True)
         os.chdir(self.home)
 
@@ -106,8 +107,8 @@ class Job:
         no job can change it. These files belong to the job: it may replace them, and a link among them can lead no
         further than the job itself could go.
         """
-        start = sum(self.sizes[:3])
-        for path, size in zip(paths, self.sizes[3:], strict=True):
+        start = self.sizes[0]
+        for path, size in zip(paths, self.sizes[1:-2], strict=True):
             if folder := os.path.dirname(path):
                 os.makedirs(folder, exist_ok=True)
             with open(path, "wb") as target:

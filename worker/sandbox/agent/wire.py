@@ -5,7 +5,8 @@
 
 The worker sends a `Config` once; then a `Run` for each job (and a second frame with its check, if it has one), or
 `{"op": "open"}` for a session, in which it sends a `Start` for each command, and `feed`, `interrupt` and `stop`.
-The agent answers the first with `hello`; a job with its end, followed by `dirty`; and a session with `stream`, `fed`
+The agent answers the first with `hello`, in which it offers a direct line, and the worker says whether it takes that
+(`direct`). The agent answers a job with its end, followed by `dirty`; and a session with `stream`, `fed`
 and the end of each command, followed by `dirty` when it is closed.
 
 Whatever belongs to a job travels in the raw part, and the agent keeps it only in buffers that are wiped: the next job
@@ -56,7 +57,7 @@ class Request(TypedDict):
     guarded: bool
     subject: str | None
     sizes: list[int]
-    """Bytes of each piece of the raw part: a `Given` as JSON or nothing, the code, the input, and each file."""
+    """Bytes of each piece of the raw part: the code, each file, a `Given` as JSON or nothing, and the input."""
 
 
 class Run(Request):
@@ -64,6 +65,10 @@ class Run(Request):
 
     main: str
     executable: bool
+    kept: int
+    """Bytes of the code and the files, if they are those of the last run and are not sent again; else 0."""
+    more: bool
+    """Whether to keep the code and the files for the next run."""
 
 
 class Start(Request):
@@ -115,12 +120,12 @@ class Buffer:
         """Return a view of the bytes, which must be released before the buffer grows."""
         return memoryview(self._data)[start : self.size if end is None else end]
 
-    def clear(self) -> None:
-        """Overwrite everything and be empty."""
-        self._wipe()
-        if len(self._data) > GULP:
+    def clear(self, kept: int = 0) -> None:
+        """Overwrite everything after the first `kept` bytes, and forget it."""
+        self._wipe(kept)
+        if not kept and len(self._data) > GULP:
             self._data = bytearray(GULP)
-        self.size = 0
+        self.size = kept
 
     def _grow(self, need: int, want: int = 0) -> None:
         if need > len(self._data):
@@ -129,8 +134,8 @@ class Buffer:
             self._wipe()
             self._data = grown
 
-    def _wipe(self) -> None:
-        self._data[: self.size] = bytes(self.size)
+    def _wipe(self, start: int = 0) -> None:
+        self._data[start : self.size] = bytes(self.size - start)
 
 
 class Reserve(Buffer):
@@ -146,11 +151,11 @@ class Reserve(Buffer):
         self._map[:: mmap.PAGESIZE] = bytes(len(range(0, RESERVE, mmap.PAGESIZE)))
         self._data, self.size = self._map, 0
 
-    def clear(self) -> None:
-        self._wipe()
+    def clear(self, kept: int = 0) -> None:
+        self._wipe(kept)
         if len(self._map) > RESERVE:
             self._map.resize(RESERVE)
-        self.size = 0
+        self.size = kept
 
     def _grow(self, need: int, want: int = 0) -> None:
         if need > len(self._map):
@@ -177,14 +182,17 @@ def pack(meta: Mapping[str, object], body_size: int = 0) -> bytes:
 
 def read_frame(fd: int, body: Buffer) -> Any:
     """Read the next frame of a blocking descriptor. Return its JSON part, or None at the end of the stream; the raw
-    part is put into the buffer."""
+    part is put into the buffer, after what is kept of the last one. All else of that is gone before the next fork."""
     head = _exactly(fd, HEAD.size)
     if not head:
         return None
     text_size, body_size = HEAD.unpack(head)
     text = _exactly(fd, text_size)
-    body.clear()
-    return json.loads(text) if text and body.fill_exactly(fd, body_size) else None
+    if not text:
+        return None
+    meta = json.loads(text)
+    body.clear(meta.get("kept", 0))
+    return meta if body.fill_exactly(fd, body_size) else None
 
 
 def _exactly(fd: int, size: int) -> bytes:
