@@ -80,13 +80,23 @@ class Database:
             yield connection
 
     @contextmanager
+    def glance(self) -> Iterator[Connection]:
+        """Run one statement that only reads. PostgreSQL needs no transaction for that, which saves two messages."""
+        if self.engine.dialect.name != "postgresql":
+            with self.read() as connection:
+                yield connection
+        else:
+            with self._connect(isolation_level="AUTOCOMMIT") as connection:
+                yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction that writes. It holds SQLite's write lock from the start, since getting the lock later can
         fail."""
         with self._writer, self._connect(evalpool_write=True) as connection, connection.begin():
             yield connection
 
-    def _connect(self, **options: bool) -> Connection:
+    def _connect(self, **options: Any) -> Connection:
         return self.engine.connect().execution_options(**options)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Statements that are compiled once and then sent as text. Building a statement, finding it in the cache of SQLAlchemy
 and processing its parameters costs many times what the database needs for a few rows.
 
-A set of values is one parameter, however many there are: an array in PostgreSQL and a JSON list in SQLite. So the text
-stays the same, and PostgreSQL can keep its plan.
+A set of values is one parameter, however many there are. So the text stays the same, and PostgreSQL can keep its plan.
+The parameter is a text: psycopg needs more time to make an array than PostgreSQL needs for the rows.
 """
 
 import json
@@ -10,10 +10,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, CursorResult, Float, Integer, String, any_, bindparam, column, func, select, text
+from sqlalchemy import (
+    Connection,
+    CursorResult,
+    Float,
+    Integer,
+    String,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    column,
+    func,
+    literal_column,
+    select,
+    text,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
 from evalpool.schemas.packing import Packed, pack
+
+SEPARATOR = "\x1f"
+"""The character between the values of a set in PostgreSQL. No id and no name of an image contains it."""
 
 
 class _Compiled(NamedTuple):
@@ -37,12 +55,18 @@ class Statement:
         self._compiled: dict[str, _Compiled] = {}
 
     def run(self, db: Connection, **values: Any) -> CursorResult[*tuple[Any, ...]]:
-        """Run the statement with these values. A list is a set of values or a column of rows, see `among`."""
+        """Run the statement with these values. A list is a set of texts, see `among`."""
         sql, names, constants = self._compiled.get(db.dialect.name) or self._compile(db)
         values |= constants
         if names is None:
+            for name, value in values.items():
+                if isinstance(value, list):
+                    values[name] = SEPARATOR.join(value)
             return db.exec_driver_sql(sql, values)
-        return db.exec_driver_sql(sql, tuple(_listed(values[name]) for name in names))
+        listed = (values[name] for name in names)
+        return db.exec_driver_sql(
+            sql, tuple(json.dumps(value) if isinstance(value, list) else value for value in listed)
+        )
 
     def run_many(self, db: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
         """Run the statement for each of these rows of values."""
@@ -82,9 +106,9 @@ class Insertion:
         """Insert rows. Returns the column `returned` of those that did not exist."""
         rows = [{**row, **{name: pack(row[name]) for name in self._packed}} for row in rows] if self._packed else rows
         if db.dialect.name == "postgresql":
-            # One array for each column: PostgreSQL and its driver need more time for thousands of single parameters
-            # than for the rows themselves.
-            added = self._statement.run(db, **{name: [row[name] for row in rows] for name in self._columns})
+            # All rows are one parameter: PostgreSQL and its driver need more time for thousands of parameters than for
+            # the rows themselves.
+            added = self._statement.run(db, all_rows=json.dumps(rows, ensure_ascii=False))
             return set() if self._returned is None else {row[0] for row in added}
         if self._returned is None:
             self._statement.run_many(db, rows)
@@ -100,9 +124,9 @@ class Insertion:
         add: Any = (postgresql if postgres else sqlite).insert(self._table)
         if postgres:
             columns = [self._table.c[name] for name in self._columns]
-            arrays = [bindparam(each.name, required=True, type_=postgresql.ARRAY(_plain(each))) for each in columns]
-            named = [column(each.name, _plain(each)) for each in columns]
-            add = add.from_select(columns, select(*func.unnest(*arrays).table_valued(*named).render_derived().c))
+            plain = [column(each.name, Text() if isinstance(each.type, Packed) else each.type) for each in columns]
+            given_rows = func.json_to_recordset(cast(given("all_rows"), postgresql.JSON)).table_valued(*plain)
+            add = add.from_select(columns, select(*given_rows.render_derived(with_types=True).c))
         if self._sum_of:
             total = self._table.c[self._sum_of] + add.excluded[self._sum_of]
             add = add.on_conflict_do_update(index_elements=self._table.primary_key, set_={self._sum_of: total})
@@ -129,18 +153,10 @@ def number(name: str) -> Any:
 def among(which: Any, name: str, postgres: bool) -> Any:
     """The SQL condition that a column of texts has one of the values of this parameter, which is a list."""
     if postgres:
-        return which == any_(bindparam(name, required=True, type_=postgresql.ARRAY(String)))
+        return which == any_(func.string_to_array(given(name), literal_column(f"chr({ord(SEPARATOR)})")))
     return which.in_(text(f"SELECT value FROM json_each(:{name})"))
 
 
 def one_of(which: Any, values: Iterable[str]) -> Any:
     """The SQL condition that a column has one of these words, which are part of the statement."""
     return text(f"{which} IN ({', '.join(repr(str(value)) for value in values)})")
-
-
-def _plain(column: Any) -> Any:
-    return String() if isinstance(column.type, Packed) else column.type
-
-
-def _listed(value: Any) -> Any:
-    return json.dumps(value) if isinstance(value, list) else value

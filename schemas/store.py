@@ -199,7 +199,7 @@ class Store:
 
     def pending(self) -> Pending:
         """What there is to do for a worker of this fleet: waiting jobs, expired leases, interrupted batches."""
-        with self.database.read() as db:
+        with self.database.glance() as db:
             return claims.pending(db, self.own_fleet, ABANDONED_SECONDS)
 
     # -- leases ------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ class Store:
     def renew(self, attempts: Mapping[str, int], worker: str, seconds: float) -> Renewal:
         """Keep the leases that a worker holds (job id → attempt), for at least two thirds of `seconds` from now. Only
         those that have less time left are prolonged."""
-        with self.database.read() as db:
+        with self.database.glance() as db:
             renewal, due = claims.held(db, attempts, worker, seconds)
         for part in rows.parts(due):
             with self.database.write() as db:
@@ -308,7 +308,7 @@ class Store:
 
     def state(self, job_id: str) -> State:
         """The state of a job that callers see. Raises `JobNotFound`."""
-        with self.database.read() as db:
+        with self.database.glance() as db:
             return views.state(db, job_id)
 
     def progress(self, batch_id: str) -> Progress:
