@@ -37,7 +37,7 @@ from evalpool.worker.pool import Pool
 from evalpool.worker.queue.announcer import Announcer
 from evalpool.worker.reconciler import Reconciler
 from evalpool.worker.recorder import Recorder
-from tests.faults.servers import PostgresServer, RedisServer, wait_for
+from tests.faults.servers import PostgresServer, RedisServer, dying_with_us, wait_for
 
 SLOTS, JOB_SECONDS = 8, 0.04
 """A worker has this many slots, and a job takes this long: it can run 200 jobs in a second."""
@@ -195,7 +195,8 @@ class Fleet:
 
     def _started(self, names: list[str]) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "bench.fleet", "--database", self.url, "--names", *names]
-        return subprocess.Popen(command, env=os.environ | {"EVALPOOL_REDIS_URL": self.redis.url})
+        own = os.environ | {"EVALPOOL_REDIS_URL": self.redis.url}
+        return subprocess.Popen(command, env=own, preexec_fn=dying_with_us())
 
     def _run(self, db: "psycopg.Connection[Any]", seconds: float, idle: bool) -> None:
         """Wait, and keep the queue filled. The commands that fill it are not counted."""
