@@ -1,6 +1,6 @@
 # `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench million verify faults soak check docs setup up down lock clean
+.PHONY: help demo test bench million millions fleet verify faults soak check docs setup up down lock clean
 
 ARGS ?=
 MINUTES ?= 10
@@ -25,6 +25,14 @@ bench: ## measure evalpool and its peers in one run (QUICK=1 takes about ten min
 million: ## time every query of a running system, in a database with millions of jobs
 	@deploy/setup venv testing
 	@$(BIN)/python -m bench.million $(ARGS)
+
+millions: ## the same with ten million jobs, in PostgreSQL only; takes half an hour and 20 GB of disk
+	@deploy/setup venv testing
+	@$(BIN)/python -m bench.million --older 8 --database postgresql $(ARGS)
+
+fleet: ## measure how many jobs a fleet puts through one PostgreSQL, and what idle workers cost (QUICK=1 is shorter)
+	@deploy/setup redis venv testing
+	@$(BIN)/python -m bench.fleet $(if $(QUICK),--quick) $(ARGS)
 
 verify: ## run every labelled program in DATA=folder, and compare verdicts with labels
 	@deploy/setup docker redis venv image code

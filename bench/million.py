@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,12 @@ class Timed(Database):
             yield connection
 
     @contextmanager
+    def glance(self) -> Iterator[Connection]:
+        timed = self._timed() if self.engine.dialect.name == "postgresql" else nullcontext()  # SQLite reads as above
+        with timed, super().glance() as connection:
+            yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         if self.most is not None and len(self.transactions) >= self.most:
             raise Enough
@@ -98,8 +104,8 @@ class Timed(Database):
 class Ledger:
     """One database with all rows, and the operations that are timed in it."""
 
-    def __init__(self, url: str, rows: int) -> None:
-        self.database, self.rows = Timed(url), rows
+    def __init__(self, url: str, rows: int, older: int = 0) -> None:
+        self.database, self.rows, self.older = Timed(url), rows, older
         self.store = Store(self.database)
         self.found: dict[str, list[Transaction]] = {}
         self.excepted: set[str] = set()
@@ -115,6 +121,8 @@ class Ledger:
             self._jobs(db, "waiting", self.rows, now, image=image)
             self._jobs(db, "private", self.rows // 10, now, fleet="'run-1'", rank="i - 1e6")  # ahead of all others
             self._jobs(db, "finished", self.rows, now, state="finished", digest="'d' || i", attempt=1)
+            for number in range(self.older):
+                self._jobs(db, f"older{number}", self.rows, now, state="finished", attempt=1)
             self._jobs(db, "running", 5000, now, state="running", attempt=1, worker="'w'", lease_until=now + 3600)
             self._jobs(db, "held", 5000, now, state="held", todo="'queueing'")
             leads = "(i % 1001) = 0"
@@ -130,7 +138,7 @@ class Ledger:
                     "processes_peak, output_bytes, queue_seconds, setup_seconds, sandbox_uses, limit_share, rerun, "
                     "attempt, worker, size, finished_at) "
                     "SELECT id, batch_id, 'passed', 0, '', '', false, false, '', 0.1, 0.1, 9999999, false, 1, 0, 1, "
-                    f"0.1, 1, 0.1, false, 1, 'w', 0, {now} FROM jobs WHERE batch_id = 'finished'"
+                    f"0.1, 1, 0.1, false, 1, 'w', 0, {now} FROM jobs WHERE state = 'finished'"
                 )
             )
             db.execute(
@@ -206,8 +214,10 @@ class Ledger:
             self.run("specs of 100 jobs", lambda: store.specs(page))
             self.run("known results of 100 digests", lambda: store.known([f"d{number}" for number in range(100)]))
             self.run("abandoned batches", store.abandoned)
+            self.run("whether there is anything to do", store.pending)
         self.run("what the waiting million waits for", lambda: store.waiting("waiting"), excepted=True)
         self.run("ids of the finished million", lambda: store.done("finished"), excepted=True)
+        self.run("report of the finished million, each part", lambda: sum(1 for _ in store.measures("finished")))
 
     def _workers(self) -> None:
         store = self.store
@@ -300,7 +310,7 @@ def _result(lease: Lease) -> Result:
     )  # fmt: skip
 
 
-def measured(kind: str, rows: int) -> Ledger:
+def measured(kind: str, rows: int, older: int) -> Ledger:
     """Build and measure one of the databases."""
     with tempfile.TemporaryDirectory(prefix="evalpool-million-") as place:
         server = None
@@ -310,8 +320,8 @@ def measured(kind: str, rows: int) -> Ledger:
                 server = PostgresServer()
                 server.start(**DEFAULTS)
                 url = server.url("postgres").replace("postgresql://", "postgresql+psycopg://", 1)
-            ledger = Ledger(url, rows)
-            console.print(f"{kind}: making {2 * rows:,} jobs")
+            ledger = Ledger(url, rows, older)
+            console.print(f"{kind}: making {(2 + older) * rows:,} jobs")
             ledger.build()
             console.print(f"{kind}: measuring")
             ledger.measure()
@@ -357,10 +367,11 @@ def main() -> None:
     """Measure, and print the table."""
     options = argparse.ArgumentParser(prog="make million")
     options.add_argument("--rows", type=int, default=1_000_000, help="jobs in each of the two large batches")
+    options.add_argument("--older", type=int, default=0, help="further finished batches of the same size")
     options.add_argument("--database", choices=["sqlite", "postgresql"], help="measure only this database")
     chosen = options.parse_args()
     kinds = [chosen.database] if chosen.database else ["sqlite", "postgresql"]
-    show({kind: measured(kind, chosen.rows) for kind in kinds})
+    show({kind: measured(kind, chosen.rows, chosen.older) for kind in kinds})
 
 
 if __name__ == "__main__":

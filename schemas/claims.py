@@ -4,13 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row, and_, null, or_, select, union_all, update
+from sqlalchemy import Connection, Row, and_, exists, not_, null, or_, select, union_all, update
 
 from evalpool.schemas import endings, entries, rows
 from evalpool.schemas.base import first_problem
 from evalpool.schemas.database import clock
 from evalpool.schemas.job import JobSpec
 from evalpool.schemas.lease import Claim, Lease, Renewal
+from evalpool.schemas.statements import Statement, among, given, number, one_of, seconds
 from evalpool.schemas.tables import JOBS, QUEUED, RUNNING, TURNS
 from evalpool.schemas.verdict import FINAL, Priority, State, Verdict
 
@@ -26,33 +27,91 @@ class Claimed(NamedTuple):
     """Whether fewer jobs than asked for were found while others were locked by another transaction."""
 
 
-def claim(
-    db: Connection, count: int, worker: str, seconds: float, *, fleet: str, version: str, without: Collection[str]
-) -> Claimed:
-    """Claim up to `count` queued jobs of a fleet in the order of their turns, except those with an image in `without`.
-    Each claim is one more attempt."""
-    not_ours = JOBS.c.worker.not_in([worker, _unread(version)])
+class Pending(NamedTuple):
+    """What there is to do for a worker, as far as one cheap query can tell."""
+
+    waiting: bool
+    """Whether jobs of its fleet are queued."""
+    expired: bool
+    """Whether leases have expired, of whatever fleet."""
+    interrupted: bool
+    """Whether the queueing or cancelling of a batch has been under way for long, so that it may be interrupted."""
+
+
+class Holding(NamedTuple):
+    """What the rows say about the leases that a worker believes to hold."""
+
+    renewal: Renewal
+    due: list[str]
+    """Ids of the jobs whose leases are to be prolonged now."""
+
+
+def _claimable(postgres: bool) -> list[Any]:
+    """The conditions for the jobs that a worker may claim."""
+    not_ours = and_(JOBS.c.worker != given("holder"), JOBS.c.worker != given("unread"))
     free = or_(JOBS.c.lease_until.is_(None), not_ours, JOBS.c.lease_until < clock())
-    which: list[Any] = [QUEUED, JOBS.c.fleet == fleet, JOBS.c.cancelled_at.is_(None), free]
-    if without:
-        which.append(or_(JOBS.c.image.is_(None), JOBS.c.image.not_in(without)))
-    take = (
+    here = or_(JOBS.c.image.is_(None), not_(among(JOBS.c.image, "without", postgres)))
+    return [QUEUED, JOBS.c.fleet == given("of_fleet"), JOBS.c.cancelled_at.is_(None), free, here]
+
+
+def _claiming(postgres: bool) -> Any:
+    return (
         update(JOBS)
-        .where(JOBS.c.id.in_(_next(which, count)))
+        .where(JOBS.c.id.in_(_next(_claimable(postgres))))
         .values(
-            state=State.RUNNING, attempt=JOBS.c.attempt + 1, worker=worker,
-            lease_until=clock() + seconds, started_at=clock(),
+            state=State.RUNNING.value, attempt=JOBS.c.attempt + 1, worker=given("holder"),
+            lease_until=clock() + seconds("lasting"), started_at=clock(),
         )
         .returning(
             JOBS.c.id, JOBS.c.batch_id, JOBS.c.spec, JOBS.c.attempt, JOBS.c.created_at, JOBS.c.started_at,
             JOBS.c.rank, JOBS.c.priority, JOBS.c.failures, JOBS.c.image, JOBS.c.digest,
         )
     )  # fmt: skip
-    claimed = db.execute(take).all()
+
+
+def _advancing(_postgres: bool) -> Any:
+    # Not worth waiting for: the transaction that has locked this row may have lost its connection.
+    behind = select(TURNS.c.id).where(TURNS.c.value < seconds("reached")).with_for_update(skip_locked=True)
+    return update(TURNS).where(TURNS.c.id.in_(behind)).values(value=seconds("reached"))
+
+
+_claim = Statement(_claiming)
+_any_left = Statement(lambda postgres: select(select(JOBS.c.id).where(*_claimable(postgres)).exists()))
+_advance = Statement(_advancing)
+
+
+def _asking(_postgres: bool) -> Any:
+    # Each priority by itself, so that the index of the queue is used.
+    waiting = or_(
+        *(
+            exists().where(QUEUED, JOBS.c.fleet == given("of_fleet"), one_of(JOBS.c.priority, [priority]))
+            for priority in Priority
+        )
+    )
+    expired = exists().where(RUNNING, JOBS.c.lease_until < clock())
+    return select(waiting, expired, entries.interrupted(seconds("since")).exists())
+
+
+_ask = Statement(_asking)
+
+
+def pending(db: Connection, fleet: str, since: float) -> Pending:
+    """What there is to do for a worker of a fleet. A batch is interrupted if its queueing or cancelling was begun more
+    than `since` seconds ago."""
+    return Pending(*map(bool, _ask.run(db, of_fleet=fleet, since=since).one()))
+
+
+def claim(
+    db: Connection, count: int, worker: str, lasting: float, *, fleet: str, version: str, without: Collection[str]
+) -> Claimed:
+    """Claim up to `count` queued jobs of a fleet in the order of their turns, except those with an image in `without`.
+    Each claim is one more attempt."""
+    which = {"holder": worker, "unread": _unread(version), "of_fleet": fleet, "without": list(without)}
+    claimed = _claim.run(db, **which, most=count, lasting=lasting).all()
     locks = db.dialect.name == "postgresql" and len(claimed) < count
-    passed_over = locks and bool(db.scalar(select(select(JOBS.c.id).where(*which).exists())))
+    passed_over = locks and bool(_any_left.run(db, **which).scalar())
     if claimed and not fleet:  # a private run has one batch, which waits for nobody's turn
-        _advance(db, claimed)
+        _advance.run(db, reached=max(row.rank - rows.HEAD_START[Priority(row.priority)] for row in claimed))
     return Claimed(claimed, passed_over)
 
 
@@ -95,20 +154,42 @@ def disown(db: Connection, job_ids: Collection[str]) -> None:
     db.execute(update(JOBS).where(JOBS.c.id.in_(running)).values(digest=null()))
 
 
-def renew(db: Connection, attempts: Mapping[str, int], worker: str, seconds: float) -> Renewal:
-    """Prolong the leases that a worker holds (job id → attempt) by `seconds` from now."""
-    kept: set[str] = set()
-    for part in rows.parts(sorted(attempts)):
-        mine = and_(JOBS.c.id.in_(endings.lock(db, part, [State.RUNNING])), JOBS.c.worker == worker)
-        prolong = update(JOBS).where(mine).values(lease_until=clock() + seconds)
-        renewed = db.execute(prolong.returning(JOBS.c.id, JOBS.c.attempt)).all()
-        kept |= {row.id for row in renewed if row.attempt == attempts[row.id]}
-    stopped = select(JOBS.c.id).where(JOBS.c.id.in_(kept), JOBS.c.cancelled_at.is_not(None))
-    cancelled = set(db.scalars(stopped))
-    rest = select(JOBS.c.id, JOBS.c.state, JOBS.c.attempt).where(JOBS.c.id.in_(attempts.keys() - kept))
+def _holding(postgres: bool) -> Any:
+    """The jobs that a worker believes to hold, and whether their leases are to be prolonged now."""
+    due = and_(RUNNING, JOBS.c.worker == given("holder"), JOBS.c.lease_until < clock() + seconds("enough"))
+    return select(JOBS.c.id, JOBS.c.state, JOBS.c.worker, JOBS.c.attempt, JOBS.c.cancelled_at, due.label("due")).where(
+        among(JOBS.c.id, "ids", postgres)
+    )
+
+
+def _prolonging(postgres: bool) -> Any:
+    mine = and_(among(JOBS.c.id, "ids", postgres), RUNNING, JOBS.c.worker == given("holder"))
+    locked = select(JOBS.c.id).where(mine).order_by(JOBS.c.id).with_for_update()  # in the same order as `endings.lock`
+    return update(JOBS).where(JOBS.c.id.in_(locked)).values(lease_until=clock() + seconds("lasting"))
+
+
+_hold = Statement(_holding)
+_prolong = Statement(_prolonging)
+
+
+def held(db: Connection, attempts: Mapping[str, int], worker: str, lasting: float) -> Holding:
+    """What the rows say about the leases that a worker believes to hold (job id → attempt). Leases that have used up a
+    third of their time are due to be prolonged: the others would only cost a write, and most jobs end before."""
+    found = {row.id: row for row in _hold.run(db, ids=list(attempts), holder=worker, enough=lasting * 2 / 3)}
+    mine = {
+        row.id for row in found.values()
+        if row.state == State.RUNNING and row.worker == worker and row.attempt == attempts[row.id]
+    }  # fmt: skip
     # A job that this very attempt has just finished is not lost.
-    lost = {row.id for row in db.execute(rest) if not (row.state in FINAL and row.attempt == attempts[row.id])}
-    return Renewal(lost, cancelled)
+    over = {row.id for row in found.values() if row.state in FINAL and row.attempt == attempts[row.id]}
+    cancelled = {job_id for job_id in mine if found[job_id].cancelled_at is not None}
+    due = sorted(job_id for job_id in mine if found[job_id].due)
+    return Holding(Renewal(found.keys() - mine - over, cancelled), due)
+
+
+def prolong(db: Connection, job_ids: Sequence[str], worker: str, lasting: float) -> None:
+    """Prolong those of these leases that the worker still holds by `lasting` seconds from now."""
+    _prolong.run(db, ids=list(job_ids), holder=worker, lasting=lasting)
 
 
 def expire(db: Connection, max_attempts: int, count: int) -> int:
@@ -128,15 +209,15 @@ def expire(db: Connection, max_attempts: int, count: int) -> int:
     return len(ids)
 
 
-def _next(which: Sequence[Any], count: int) -> Any:
-    """The query for the ids of the next `count` jobs with these conditions. Each priority is queried separately,
+def _next(which: Sequence[Any]) -> Any:
+    """The query for the ids of the next `most` jobs with these conditions. Each priority is queried separately,
     because only then does the index deliver the rows in order."""
     first: list[Any] = [
         select(
             select(JOBS.c.id, JOBS.c.rank)
-            .where(*which, JOBS.c.priority == priority.value)
+            .where(*which, one_of(JOBS.c.priority, [priority]))
             .order_by(JOBS.c.rank)
-            .limit(count)
+            .limit(number("most"))
             # PostgreSQL: skip what another transaction has locked, mostly another claim. Waiting for it would keep
             # this worker from the jobs that it can have.
             .with_for_update(skip_locked=True)
@@ -145,15 +226,7 @@ def _next(which: Sequence[Any], count: int) -> Any:
         for priority in Priority
     ]
     candidates = union_all(*first).subquery()
-    return select(candidates.c.id).order_by(candidates.c.rank).limit(count)
-
-
-def _advance(db: Connection, claimed: Sequence[Row[Any]]) -> None:
-    """Move the current turn (fair share) on to the latest one that was claimed."""
-    reached = max(row.rank - rows.HEAD_START[Priority(row.priority)] for row in claimed)
-    # Not worth waiting for: the transaction that has locked this row may have lost its connection.
-    behind = select(TURNS.c.id).where(TURNS.c.value < reached).with_for_update(skip_locked=True)
-    db.execute(update(TURNS).where(TURNS.c.id.in_(behind)).values(value=reached))
+    return select(candidates.c.id).order_by(candidates.c.rank).limit(number("most"))
 
 
 def _untried(db: Connection, attempts: Mapping[str, int], holder: str, **values: Any) -> None:

@@ -1,33 +1,21 @@
 """The database: its engine, its clock, and the version of its schema."""
 
+import math
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import (
-    Connection,
-    Engine,
-    Float,
-    bindparam,
-    column,
-    create_engine,
-    event,
-    func,
-    inspect,
-    select,
-    text,
-)
+from sqlalchemy import Connection, Engine, Float, create_engine, event, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InvalidatePoolError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
@@ -40,6 +28,8 @@ MIGRATION_LOCK = 0x65766C70
 BUSY_SECONDS, RETRY_SECONDS = 30.0, 0.001
 """How long a transaction waits for SQLite's write lock, and how often it tries to get it."""
 PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={BUSY_SECONDS * 1000:.0f}", "foreign_keys=ON")
+FRESH_SECONDS = 0.5
+"""A connection to PostgreSQL that was idle for longer is tested before it is used."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 OFFSETS = Path("/proc/self/timens_offsets")
 
@@ -90,13 +80,23 @@ class Database:
             yield connection
 
     @contextmanager
+    def glance(self) -> Iterator[Connection]:
+        """Run one statement that only reads. PostgreSQL needs no transaction for that, which saves two messages."""
+        if self.engine.dialect.name != "postgresql":
+            with self.read() as connection:
+                yield connection
+        else:
+            with self._connect(isolation_level="AUTOCOMMIT") as connection:
+                yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         """Open a transaction that writes. It holds SQLite's write lock from the start, since getting the lock later can
         fail."""
         with self._writer, self._connect(evalpool_write=True) as connection, connection.begin():
             yield connection
 
-    def _connect(self, **options: bool) -> Connection:
+    def _connect(self, **options: Any) -> Connection:
         return self.engine.connect().execution_options(**options)
 
     def close(self) -> None:
@@ -174,39 +174,12 @@ _CORRECTIONS = (
 )
 """Corrections for a clock that is behind that of the boot before, because the machine's clock was wrong then or is
 wrong now. Times in the future are reduced to the largest possible value, so that nothing waits for the difference. Live
-workers renew their leases every second and are not affected. 15 s is the default of `EVALPOOL_LEASE_SECONDS`."""
+workers renew their leases in time and are not affected. 15 s is the default of `EVALPOOL_LEASE_SECONDS`."""
 
 
 def upsert(connection: Connection, table: Any) -> Any:
     """An INSERT of the database's own dialect, which can be told what to do about rows that exist already."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
-
-
-def insert_new(connection: Connection, table: Any, rows: Sequence[Mapping[str, Any]], returned: Any) -> set[Any]:
-    """Insert rows, all with the same keys, and skip those that exist. Returns this column of the rows inserted."""
-    if connection.dialect.name != "postgresql":
-        add = sqlite.insert(table).on_conflict_do_nothing().returning(returned)
-        return set(connection.scalars(add, list(rows)))
-    # One array for each column: PostgreSQL and its driver need more time for thousands of single parameters than for
-    # the rows themselves.
-    columns = [table.c[name] for name in rows[0]]
-    arrays = [bindparam(each.name, type_=postgresql.ARRAY(each.type)) for each in columns]
-    given = func.unnest(*arrays).table_valued(*(column(each.name, each.type) for each in columns))
-    given = given.render_derived()
-    add = postgresql.insert(table).from_select(columns, select(*given.c)).on_conflict_do_nothing().returning(returned)
-    return set(connection.scalars(add, {name: [row[name] for row in rows] for name in rows[0]}))
-
-
-def insert_many(connection: Connection, statement: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, all with the same keys, directly through the driver. SQLAlchemy's processing of each row costs as
-    much time as the database itself."""
-    names = list(rows[0])
-    compiled = statement.compile(dialect=connection.dialect, column_keys=names)
-    if compiled.positional:
-        take = itemgetter(*compiled.positiontup)
-        connection.exec_driver_sql(str(compiled), [take(row) for row in rows])
-    else:
-        connection.exec_driver_sql(str(compiled), [dict(row) for row in rows])
 
 
 def cause(error: BaseException) -> str:
@@ -295,6 +268,24 @@ def _postgresql(url: str) -> Engine:
     # in the middle of a transaction must not keep its rows locked.
     options = (
         "-c statement_timeout=120000 -c lock_timeout=30000 -c idle_in_transaction_session_timeout=10000 "
-        "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3"
+        "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3 "
+        # A plan is kept with its statement. One that was made while a table was nearly empty must not read the whole
+        # table when that has millions of rows.
+        "-c enable_seqscan=off -c jit=off"
     )
-    return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10, "options": options})
+    engine = create_engine(url, connect_args={"connect_timeout": 10, "options": options})
+
+    @event.listens_for(engine, "checkin")
+    def _returned(_connection: Any, record: Any) -> None:
+        record.info["returned"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _lent(connection: Any, record: Any, _proxy: Any) -> None:
+        # The server may have been restarted while the connection was idle. A busy worker does not ask every time.
+        if time.monotonic() - record.info.get("returned", math.inf) > FRESH_SECONDS:
+            try:
+                engine.dialect.do_ping(connection)
+            except Exception as error:  # the pool makes a new connection then
+                raise InvalidatePoolError from error
+
+    return engine

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, insert, literal, null, select, update
+from sqlalchemy import Connection, case, literal, null, select, update
 
 from evalpool.schemas import dedup, rows
-from evalpool.schemas.database import clock, insert_new, upsert
+from evalpool.schemas.database import clock, upsert
 from evalpool.schemas.result import Result
-from evalpool.schemas.tables import CASES, JOBS, RESULTS, TALLIES, ResultRow
-from evalpool.schemas.verdict import FINAL, OPEN, State, Verdict
+from evalpool.schemas.statements import Insertion, Statement, among, one_of
+from evalpool.schemas.tables import CASES, JOBS, RESULTS, TALLIES, TWINS, CaseRow, ResultRow
+from evalpool.schemas.verdict import OPEN, State, Verdict
 
 CANCELLED_WAITING, CANCELLED_RUNNING = "the job was cancelled before it ran", "the job was cancelled while it ran"
 """The `detail` of cancelled jobs."""
@@ -19,18 +20,36 @@ CANCELLED_WAITING, CANCELLED_RUNNING = "the job was cancelled before it ran", "t
 _BLANK = ResultRow(job_id="", batch_id="", verdict="", finished_at=0, size=0).model_dump()
 
 
+def _finishing(postgres: bool) -> Any:
+    """Move the open ones of these jobs to their final state."""
+    open_ones = select(JOBS.c.id).where(among(JOBS.c.id, "ids", postgres), one_of(JOBS.c.state, OPEN))
+    state = case((among(JOBS.c.id, "cancelled", postgres), State.CANCELLED.value), else_=State.FINISHED.value)
+    return (
+        update(JOBS)
+        .where(JOBS.c.id.in_(open_ones.order_by(JOBS.c.id).with_for_update()))  # in the same order as `lock`
+        .values(state=state, lease_until=null())
+        .returning(JOBS.c.id)
+    )
+
+
+_finish = Statement(_finishing)
+_waited_for = Statement(
+    lambda postgres: select(JOBS.c.twin_of).where(TWINS, among(JOBS.c.twin_of, "ids", postgres)).distinct()
+)
+_add_results = Insertion(RESULTS, list(_BLANK), returned="job_id")
+_add_cases = Insertion(CASES, list(CaseRow.model_fields))
+_add_counts = Insertion(TALLIES, ["batch_id", "verdict", "writer", "count"], sum_of="count")
+
+
 def record(db: Connection, results: Sequence[Result], writer: str) -> set[str]:
     """Store the results of jobs that have none yet. Returns the jobs that got a result, their twins included."""
     by_id = {result.job_id: result for result in reversed(results)}  # the first one of a job wins
-    locked = lock(db, by_id.keys(), OPEN)
-    for state in FINAL:
-        ended = [job_id for job_id in locked if State.after(by_id[job_id].verdict) is state]
-        if ended:
-            db.execute(update(JOBS).where(JOBS.c.id.in_(ended)).values(state=state, lease_until=null()))
-    new = _insert(db, [rows.result_row(by_id[job_id]) for job_id in locked], writer)
-    cases = [row for job_id in locked if job_id in new for row in rows.case_rows(by_id[job_id])]
+    cancelled = [each for each, result in by_id.items() if State.after(result.verdict) is State.CANCELLED]
+    ended = sorted(row[0] for row in _finish.run(db, ids=list(by_id), cancelled=cancelled))
+    new = _insert(db, [rows.result_row(by_id[job_id]) for job_id in ended], writer)
+    cases = [row for job_id in ended if job_id in new for row in rows.case_rows(by_id[job_id])]
     if cases:
-        db.execute(insert(CASES), cases)
+        _add_cases.run(db, cases)
     return new | share(db, new, writer)
 
 
@@ -61,7 +80,7 @@ def share(db: Connection, leaders: Collection[str], writer: str = "") -> set[str
     queue one of its twins instead. Returns the jobs that got a result."""
     served: set[str] = set()
     while leaders:
-        waited_for = db.scalars(select(JOBS.c.twin_of).where(dedup.of(leaders)).distinct()).all()
+        waited_for = [row[0] for row in _waited_for.run(db, ids=list(leaders))]
         if not waited_for:
             break
         given = select(RESULTS.c.job_id, RESULTS.c.verdict).where(RESULTS.c.job_id.in_(waited_for))
@@ -84,19 +103,12 @@ def lock(db: Connection, job_ids: Iterable[str], states: Collection[str]) -> lis
 
 def tally(db: Connection, counts: Counter[tuple[str, str]], writer: str) -> None:
     """Add these numbers, by batch id and verdict, to the counts of the batches."""
-    if not counts:
-        return
-    add = upsert(db, TALLIES)
-    add = add.on_conflict_do_update(
-        index_elements=["batch_id", "verdict", "writer"], set_={"count": TALLIES.c.count + add.excluded.count}
-    )
-    db.execute(
-        add,
-        [
-            {"batch_id": batch_id, "verdict": verdict, "writer": writer, "count": count}
-            for (batch_id, verdict), count in sorted(counts.items())
-        ],
-    )
+    added = [
+        {"batch_id": batch_id, "verdict": verdict, "writer": writer, "count": count}
+        for (batch_id, verdict), count in sorted(counts.items())
+    ]
+    if added:
+        _add_counts.run(db, added)
 
 
 def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> set[str]:
@@ -104,7 +116,7 @@ def _insert(db: Connection, results: Sequence[dict[str, Any]], writer: str) -> s
     whose result is new."""
     if not results:
         return set()
-    new = insert_new(db, RESULTS, results, RESULTS.c.job_id)
+    new = _add_results.run(db, results)
     tally(db, Counter((row["batch_id"], row["verdict"]) for row in results if row["job_id"] in new), writer)
     return new
 

@@ -10,11 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, and_, func, insert, null, select, update
+from sqlalchemy import Connection, and_, func, null, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
 from evalpool.schemas import dedup, endings, rows
-from evalpool.schemas.database import clock, insert_many, upsert
+from evalpool.schemas.database import clock
 from evalpool.schemas.job import JobSpec
+from evalpool.schemas.statements import Insertion, Statement, given, number, one_of
 from evalpool.schemas.tables import BATCHES, JOBS, QUEUED, TURNS, UNFINISHED, Todo, span
 from evalpool.schemas.verdict import HELD, OPEN, TWIN, WAITING, State, Verdict
 
@@ -67,6 +69,28 @@ def filling(specs: Sequence[JobSpec]) -> str:
     return f"{Todo.FILLING} {jobs.hexdigest()[:32]}"
 
 
+def _opening(postgres: bool) -> Any:
+    batch = {
+        "id": given("new_id"), "name": given("new_name"), "idempotency_key": given("new_key"), "total": number("jobs"),
+        "about": given("new_about"), "todo": given("new_todo"), "pins": given("new_pins"), "created_at": clock(),
+    }  # fmt: skip
+    add: Any = (postgresql if postgres else sqlite).insert(BATCHES)
+    return add.values(batch).on_conflict_do_nothing().returning(BATCHES.c.id)
+
+
+_open = Statement(_opening)
+_turn = Statement(lambda _postgres: select(func.max(TURNS.c.value)))
+_cancelled = Statement(
+    lambda _postgres: (
+        select(BATCHES.c.cancelled_at, clock()).where(BATCHES.c.id == given("of_batch")).with_for_update(read=True)
+    )
+)
+_now = Statement(lambda _postgres: select(clock(), select(func.max(TURNS.c.value)).scalar_subquery()))
+_add = Insertion(JOBS, rows.JOB_COLUMNS)
+_add_single_batches = Insertion(BATCHES, ["id", "total", "about", "created_at"], strict=True)
+_add_single_jobs = Insertion(JOBS, rows.JOB_COLUMNS, strict=True)
+
+
 def open_batch(
     db: Connection,
     batch_id: str,
@@ -78,11 +102,11 @@ def open_batch(
     pins: Mapping[str, str] | None = None,
 ) -> Opening:
     """Store the row of a batch. A batch that has this idempotency key already stays as it is, and is opened instead."""
-    batch = {
-        "id": batch_id, "name": name, "idempotency_key": key, "total": total, "about": json.dumps(about), "todo": todo,
-        "pins": json.dumps(pins) if pins else None, "created_at": db.scalar(select(clock())),
-    }  # fmt: skip
-    if db.execute(upsert(db, BATCHES).on_conflict_do_nothing().returning(BATCHES.c.id), [batch]).all():
+    new = _open.run(
+        db, new_id=batch_id, new_name=name, new_key=key, jobs=total, new_about=json.dumps(about), new_todo=todo,
+        new_pins=json.dumps(pins) if pins else None,
+    ).all()  # fmt: skip
+    if new:
         return Opening(batch_id, 0, turn(db))
     stored = str(db.scalar(select(BATCHES.c.id).where(BATCHES.c.idempotency_key == key)))
     last = db.scalar(select(func.max(JOBS.c.seq)).where(JOBS.c.batch_id == stored))
@@ -91,8 +115,8 @@ def open_batch(
 
 def now(db: Connection) -> tuple[float, float]:
     """The database's clock, and the current turn."""
-    row = db.execute(select(clock(), select(TURNS.c.value).scalar_subquery())).one()
-    return row[0], row[1] or 0.0
+    when, current = _now.run(db).one()
+    return when, current or 0.0
 
 
 def add_singles(db: Connection, singles: Sequence[Single], turns: Sequence[float], when: float, fleet: str) -> None:
@@ -101,16 +125,16 @@ def add_singles(db: Connection, singles: Sequence[Single], turns: Sequence[float
     batches = [{"id": single.batch_id, "total": 1, "about": "{}", "created_at": when} for single in singles]
     jobs = [
         rows.job_row(single.batch_id, 0, single.spec, turn)
-        | {"created_at": when, "image": single.image, "fleet": fleet}
+        | {"created_at": when, "image": single.image, "fleet": fleet, "twin_of": None, "digest": None}
         for single, turn in zip(singles, turns, strict=True)
     ]
-    insert_many(db, insert(BATCHES), batches)
-    insert_many(db, insert(JOBS), jobs)
+    _add_single_batches.run(db, batches)
+    _add_single_jobs.run(db, jobs)
 
 
 def turn(db: Connection) -> float:
     """The current turn (fair share): how far the claims of jobs have come."""
-    return db.scalar(select(TURNS.c.value)) or 0.0
+    return _turn.run(db).scalar() or 0.0
 
 
 def add(
@@ -127,8 +151,7 @@ def add(
     jobs that got the result of their leader."""
     if not added:
         return set()
-    batch = select(BATCHES.c.cancelled_at, clock()).where(BATCHES.c.id == added[0]["batch_id"])
-    cancelled_at, now = db.execute(batch.with_for_update(read=True)).one()
+    cancelled_at, now = _cancelled.run(db, of_batch=added[0]["batch_id"]).one()
     if cancelled_at is not None:
         leaders = {}
     # The leaders are locked, so that none of them can end unnoticed while its twins are being added.
@@ -138,7 +161,7 @@ def add(
         leader = leaders.get(row["seq"])
         row |= {"created_at": now, "twin_of": leader, "state": TWIN if leader else state}
         row |= {"digest": digests and digests[place], "image": images and images[place], "fleet": fleet}
-    insert_many(db, upsert(db, JOBS).on_conflict_do_nothing(), added)
+    _add.run(db, added)
     if cancelled_at is not None:
         cancel(db, [row["id"] for row in added])
     return endings.share(db, waited_for)
@@ -191,9 +214,14 @@ def forget_key(db: Connection, batch_id: str) -> None:
 
 def abandoned(db: Connection, seconds: float) -> list[str]:
     """Batches whose queueing or cancelling was begun more than `seconds` ago and is not finished."""
+    return list(db.scalars(interrupted(seconds)))
+
+
+def interrupted(seconds: Any) -> Any:
+    """The query for these batches."""
     begun = func.coalesce(BATCHES.c.cancelled_at, BATCHES.c.created_at)
-    left = BATCHES.c.todo.in_([Todo.QUEUEING, Todo.CANCELLING])
-    return list(db.scalars(select(BATCHES.c.id).where(UNFINISHED, left, begun < clock() - seconds)))
+    left = one_of(BATCHES.c.todo, [Todo.QUEUEING, Todo.CANCELLING])
+    return select(BATCHES.c.id).where(UNFINISHED, left, begun < clock() - seconds)
 
 
 def steps(db: Connection, batch_id: str, size: int) -> list[Step]:

@@ -2,11 +2,14 @@
 runs in the transaction of its caller."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from sqlalchemy import Connection, delete, func, insert, or_, select
+from sqlalchemy.dialects import postgresql, sqlite
 
-from evalpool.schemas.database import clock, upsert
+from evalpool.schemas.database import clock
 from evalpool.schemas.fleet import Member
+from evalpool.schemas.statements import Statement, given
 from evalpool.schemas.tables import LETTERS, WORKERS
 
 FORGOTTEN_SECONDS = 3600
@@ -15,11 +18,19 @@ LETTERS_KEPT = 1000
 """How many dead letters are kept; older ones are deleted."""
 
 
+def _reporting(postgres: bool) -> Any:
+    add: Any = (postgresql if postgres else sqlite).insert(WORKERS)
+    add = add.values(name=given("member"), seen_at=clock(), about=given("said"))
+    new = {"seen_at": add.excluded.seen_at, "about": add.excluded.about}
+    return add.on_conflict_do_update(index_elements=["name"], set_=new)
+
+
+_report = Statement(_reporting)
+
+
 def report(db: Connection, member: Member) -> None:
     """Store the heartbeat of a worker, with what it reports about itself."""
-    add = upsert(db, WORKERS).values(name=member.name, seen_at=clock(), about=member.model_dump_json())
-    new = {"seen_at": add.excluded.seen_at, "about": add.excluded.about}
-    db.execute(add.on_conflict_do_update(index_elements=["name"], set_=new))
+    _report.run(db, member=member.name, said=member.model_dump_json())
 
 
 def retire(db: Connection, name: str) -> None:

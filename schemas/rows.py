@@ -7,6 +7,7 @@ from typing import Any
 
 from evalpool.schemas.job import JobSpec
 from evalpool.schemas.lease import Lease
+from evalpool.schemas.packing import unpack
 from evalpool.schemas.result import CaseResult, Metrics, Result
 from evalpool.schemas.tables import Ran
 from evalpool.schemas.verdict import Priority, State, Verdict
@@ -19,6 +20,12 @@ none is starved."""
 
 IDS_AT_ONCE = 5000
 """The most ids in one statement. SQLite accepts at most 32,766 variables."""
+
+JOB_COLUMNS = (
+    "id", "batch_id", "seq", "spec", "task_id", "sample_id", "labels", "priority", "rank", "state", "attempt",
+    "created_at", "twin_of", "digest", "image", "fleet",
+)  # fmt: skip
+"""The columns of a new job; the others are empty."""
 
 _METRICS = tuple(Metrics.model_fields)
 _RAN = tuple(name for name in Ran.model_fields if name not in _METRICS and name != "verdict")
@@ -105,6 +112,13 @@ def result_row(result: Result) -> dict[str, Any]:
 def case_rows(result: Result) -> list[dict[str, Any]]:
     """The rows of a result's cases."""
     return [{"job_id": result.job_id, "index": case.index, **_ran_row(case)} for case in result.cases]
+
+
+def read(columns: Sequence[str], row: Iterable[Any]) -> dict[str, Any]:
+    """A row of `results` or `cases` as the driver returned it, with long texts decompressed."""
+    read = dict(zip(columns, row, strict=True))
+    read["stdout"], read["stderr"] = unpack(read["stdout"]), unpack(read["stderr"])
+    return read
 
 
 def result_of(row: Mapping[str, Any], cases: Iterable[Mapping[str, Any]] = ()) -> Result:

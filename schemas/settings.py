@@ -192,12 +192,12 @@ class Settings(BaseSettings):
     max_file_mib: int | None = Field(default=None, ge=0)
     max_disk_mib: int | None = Field(default=None, ge=1)
     lease_seconds: float = Field(default=15, ge=1, allow_inf_nan=False)
-    """How long a worker may be silent before its jobs go to another worker. A worker renews its leases every second, or
-    three times in this period if that is more often."""
+    """After how long, at most, the jobs of a silent worker go to another worker. A worker renews a lease when a third
+    of this period is over, so that two thirds are always left, less a second."""
     grace_seconds: float = Field(default=30, ge=0, allow_inf_nan=False)
     """How long a worker that is told to stop lets its jobs run on before it puts them back into the queue."""
     reconcile_seconds: float = Field(default=3, ge=0.1, allow_inf_nan=False)
-    """Seconds between two polls of the database by a worker, which also writes its heartbeat."""
+    """Seconds between two polls of the database by a worker."""
     visibility_seconds: float = Field(default=30, ge=1, allow_inf_nan=False)
     """Seconds after which a wake-up that a worker has not acknowledged is delivered again."""
     redis_timeout: float = Field(default=30, gt=0, allow_inf_nan=False)

@@ -19,6 +19,7 @@ from sqlalchemy import literal, select
 
 from evalpool.schemas import claims, dedup, endings, entries, registry, rows, views
 from evalpool.schemas.batch import Batch, Progress
+from evalpool.schemas.claims import Pending
 from evalpool.schemas.database import Database
 from evalpool.schemas.entries import Opening, Single, Step
 from evalpool.schemas.fleet import Fleet, Member
@@ -196,6 +197,11 @@ class Store:
         with self.database.read() as db:
             return entries.abandoned(db, ABANDONED_SECONDS)
 
+    def pending(self) -> Pending:
+        """What there is to do for a worker of this fleet: waiting jobs, expired leases, interrupted batches."""
+        with self.database.glance() as db:
+            return claims.pending(db, self.own_fleet, ABANDONED_SECONDS)
+
     # -- leases ------------------------------------------------------------------------------------
 
     def claim(
@@ -230,9 +236,14 @@ class Store:
             claims.release(db, lease, worker, failure, shun)
 
     def renew(self, attempts: Mapping[str, int], worker: str, seconds: float) -> Renewal:
-        """Prolong the leases that a worker holds (job id → attempt) by `seconds` from now."""
-        with self.database.write() as db:
-            return claims.renew(db, attempts, worker, seconds)
+        """Keep the leases that a worker holds (job id → attempt), for at least two thirds of `seconds` from now. Only
+        those that have less time left are prolonged."""
+        with self.database.glance() as db:
+            renewal, due = claims.held(db, attempts, worker, seconds)
+        for part in rows.parts(due):
+            with self.database.write() as db:
+                claims.prolong(db, part, worker, seconds)
+        return renewal
 
     def expire(self, max_attempts: int) -> int:
         """Requeue every job whose lease has expired, or end it as `sandbox_error` after so many attempts. Returns how
@@ -297,7 +308,7 @@ class Store:
 
     def state(self, job_id: str) -> State:
         """The state of a job that callers see. Raises `JobNotFound`."""
-        with self.database.read() as db:
+        with self.database.glance() as db:
             return views.state(db, job_id)
 
     def progress(self, batch_id: str) -> Progress:
@@ -319,15 +330,15 @@ class Store:
         """The results of those of these jobs that have one, in portions that fit into memory. Each portion is in the
         order of submission."""
         for part in rows.parts(job_ids):
-            portions: Sequence[Sequence[str]] = [part]
-            if len(part) > 1:
-                with self.database.read() as db:
-                    portions = views.portions(db, part)
-            for ids in portions:
+            with self.database.read() as db:
+                first, *others = [part] if len(part) == 1 else views.portions(db, part) or [[]]
+                results = views.results(db, first) if first else []
+            if results:
+                yield results
+            for ids in others:
                 with self.database.read() as db:
                     results = views.results(db, ids)
-                if results:
-                    yield results
+                yield results
 
     def batch_results(self, batch_id: str) -> Iterator[Result]:
         """Every result of a batch, in the order of submission. They are read in portions that fit into memory."""
@@ -335,9 +346,8 @@ class Store:
             with self.database.read() as db:
                 portions = views.portions_where(db, part)
             for places in portions:
-                which = span(batch_id, places[0], places[-1] - places[0] + 1)
                 with self.database.read() as db:
-                    results = views.results_where(db, which)
+                    results = views.results_in(db, batch_id, places[0], places[-1] + 1)
                 yield from results
 
     def measures(self, batch_id: str) -> Iterator[Any]:

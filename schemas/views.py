@@ -2,7 +2,7 @@
 caller."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from evalpool.schemas.database import clock
 from evalpool.schemas.errors import BatchNotFound, JobNotFound
 from evalpool.schemas.job import JobSpec
 from evalpool.schemas.result import Result
+from evalpool.schemas.statements import Statement, among, given, number
 from evalpool.schemas.tables import BATCHES, CASES, JOBS, QUEUED, RESULTS, RUNNING, TALLIES, span
 from evalpool.schemas.verdict import State, Verdict
 
@@ -24,7 +25,41 @@ AT_ONCE = 16 << 20
 
 # rows of older versions have no size
 _size = func.coalesce(RESULTS.c.size, func.length(RESULTS.c.stdout) + func.length(RESULTS.c.stderr))
-_result = select(RESULTS, JOBS.c.task_id, JOBS.c.sample_id, JOBS.c.labels, JOBS.c.created_at)
+_RESULT_COLUMNS = (*RESULTS.c.keys(), "task_id", "sample_id", "labels", "created_at")
+_CASE_COLUMNS = tuple(CASES.c.keys())
+_result = (
+    select(RESULTS, JOBS.c.task_id, JOBS.c.sample_id, JOBS.c.labels, JOBS.c.created_at)
+    .join(JOBS, JOBS.c.id == RESULTS.c.job_id)
+    .order_by(JOBS.c.batch_id, JOBS.c.seq)
+)
+_case = select(CASES).order_by(CASES.c.job_id, CASES.c.index)
+_here = and_(JOBS.c.batch_id == given("of_batch"), JOBS.c.seq >= number("start"), JOBS.c.seq < number("end"))
+_of_jobs = Statement(lambda postgres: _result.where(among(RESULTS.c.job_id, "ids", postgres)))
+_cases_of_jobs = Statement(lambda postgres: _case.where(among(CASES.c.job_id, "ids", postgres)))
+_of_span = Statement(lambda _: _result.where(_here))
+_cases_of_span = Statement(lambda _: _case.where(CASES.c.job_id.in_(select(JOBS.c.id).where(_here))))
+_sizes = Statement(lambda postgres: select(RESULTS.c.job_id, _size).where(among(RESULTS.c.job_id, "ids", postgres)))
+_state = Statement(lambda _: select(JOBS.c.state).where(JOBS.c.id == given("job")))
+_total = Statement(lambda _: select(BATCHES.c.total).where(BATCHES.c.id == given("of_batch")))
+_claimed = Statement(
+    lambda _: (
+        select(JOBS.c.worker, func.count()).where(RUNNING, JOBS.c.batch_id == given("of_batch")).group_by(JOBS.c.worker)
+    )
+)
+_verdicts = Statement(
+    lambda _: (
+        select(TALLIES.c.verdict, func.sum(TALLIES.c.count))
+        .where(TALLIES.c.batch_id == given("of_batch"))
+        .group_by(TALLIES.c.verdict)
+    )
+)
+_counts = Statement(
+    lambda postgres: (
+        select(TALLIES.c.batch_id, func.sum(TALLIES.c.count))
+        .where(among(TALLIES.c.batch_id, "ids", postgres))
+        .group_by(TALLIES.c.batch_id)
+    )
+)
 _measures = select(
     JOBS.c.task_id, JOBS.c.seq, JOBS.c.labels, RESULTS.c.job_id, RESULTS.c.verdict, RESULTS.c.cpu_seconds,
     RESULTS.c.wall_seconds, RESULTS.c.peak_memory_bytes, RESULTS.c.limit_share, RESULTS.c.rerun, RESULTS.c.shared_with,
@@ -59,7 +94,7 @@ def batch(db: Connection, batch_id: str) -> Batch:
 
 def state(db: Connection, job_id: str) -> State:
     """The state of a job that callers see. Raises `JobNotFound`."""
-    stored = db.scalar(select(JOBS.c.state).where(JOBS.c.id == job_id))
+    stored = _state.run(db, job=job_id).scalar()
     if stored is None:
         raise JobNotFound(job_id)
     return State.of(stored)
@@ -68,12 +103,10 @@ def state(db: Connection, job_id: str) -> State:
 def progress(db: Connection, batch_id: str) -> Progress:
     """How many jobs of a batch are in which state, and how many have which verdict. Reads few rows, however large the
     batch is."""
-    by_verdict = select(TALLIES.c.verdict, func.sum(TALLIES.c.count)).where(TALLIES.c.batch_id == batch_id)
-    by_worker = select(JOBS.c.worker, func.count()).where(RUNNING, JOBS.c.batch_id == batch_id)
-    total = db.scalar(select(BATCHES.c.total).where(BATCHES.c.id == batch_id)) or 0
-    claimed = {str(worker): int(count) for worker, count in db.execute(by_worker.group_by(JOBS.c.worker))}
+    total = _total.run(db, of_batch=batch_id).scalar() or 0
+    claimed = {str(worker): int(count) for worker, count in _claimed.run(db, of_batch=batch_id)}
     slots = registry.slots(db, list(claimed))
-    verdicts = {Verdict(name): int(count) for name, count in db.execute(by_verdict.group_by(TALLIES.c.verdict))}
+    verdicts = {Verdict(name): int(count) for name, count in _verdicts.run(db, of_batch=batch_id)}
     # A worker claims ahead: it runs no more jobs than it has slots, and the others that it has claimed wait.
     running = sum(min(count, slots.get(worker, count)) for worker, count in claimed.items())
     cancelled, done = verdicts.get(Verdict.CANCELLED, 0), sum(verdicts.values())
@@ -87,8 +120,7 @@ def counts(db: Connection, batch_ids: Sequence[str]) -> dict[str, int]:
     """Batch id → how many of its jobs have a result. Batches without a result are left out."""
     found: dict[str, int] = {}
     for part in rows.parts(batch_ids):
-        query = select(TALLIES.c.batch_id, func.sum(TALLIES.c.count)).where(TALLIES.c.batch_id.in_(part))
-        found |= {batch_id: int(count) for batch_id, count in db.execute(query.group_by(TALLIES.c.batch_id))}
+        found |= {batch_id: int(count) for batch_id, count in _counts.run(db, ids=list(part))}
     return found
 
 
@@ -99,8 +131,7 @@ def done(db: Connection, batch_id: str) -> set[str]:
 
 def portions(db: Connection, job_ids: Sequence[str]) -> list[list[str]]:
     """The ids of those of these jobs that have a result, in portions whose results fit into memory."""
-    query = select(RESULTS.c.job_id, _size).where(RESULTS.c.job_id.in_(job_ids))
-    sizes = {str(job_id): int(size) for job_id, size in db.execute(query)}
+    sizes = {str(job_id): int(size) for job_id, size in _sizes.run(db, ids=list(job_ids))}
     return list(_by_size([(job_id, sizes[job_id]) for job_id in job_ids if job_id in sizes]))
 
 
@@ -112,12 +143,13 @@ def portions_where(db: Connection, which: Any) -> list[list[int]]:
 
 def results(db: Connection, job_ids: Sequence[str]) -> list[Result]:
     """The results of these jobs, in the order of submission."""
-    return _results(db, RESULTS.c.job_id.in_(job_ids), CASES.c.job_id.in_(job_ids))
+    return _results(_of_jobs.run(db, ids=list(job_ids)), _cases_of_jobs.run(db, ids=list(job_ids)))
 
 
-def results_where(db: Connection, which: Any) -> list[Result]:
-    """The results of the jobs with this SQL condition, in the order of submission."""
-    return _results(db, which, CASES.c.job_id.in_(select(JOBS.c.id).where(which)))
+def results_in(db: Connection, batch_id: str, start: int, end: int) -> list[Result]:
+    """The results of the jobs of a batch from its `start`-th on and before its `end`-th, in the order of submission."""
+    which = {"of_batch": batch_id, "start": start, "end": end}
+    return _results(_of_span.run(db, **which), _cases_of_span.run(db, **which))
 
 
 def measures(db: Connection, which: Any) -> Sequence[Any]:
@@ -164,10 +196,10 @@ def _by_size(sizes: Sequence[tuple[T, int]]) -> Iterator[list[T]]:
         yield portion
 
 
-def _results(db: Connection, which: Any, which_cases: Any) -> list[Result]:
-    query = _result.join(JOBS, JOBS.c.id == RESULTS.c.job_id).where(which)
-    found = db.execute(query.order_by(JOBS.c.batch_id, JOBS.c.seq)).mappings().all()
+def _results(found: Iterable[Any], found_cases: Iterable[Any]) -> list[Result]:
     cases: dict[str, list[Mapping[str, Any]]] = {}
-    for case in db.execute(select(CASES).where(which_cases).order_by(CASES.c.job_id, CASES.c.index)).mappings():
-        cases.setdefault(case["job_id"], []).append(dict(case))
-    return [rows.result_of(dict(row), cases.get(row["job_id"], ())) for row in found]
+    for each in found_cases:
+        case = rows.read(_CASE_COLUMNS, each)
+        cases.setdefault(case["job_id"], []).append(case)
+    read = [rows.read(_RESULT_COLUMNS, each) for each in found]
+    return [rows.result_of(row, cases.get(row["job_id"], ())) for row in read]

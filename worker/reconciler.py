@@ -3,6 +3,8 @@ for waiting jobs. It runs in every worker, and several at once do no harm."""
 
 import asyncio
 import logging
+import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +31,10 @@ class Reconciler:
     ) -> None:
         self._ledger, self._announcer, self._settings = ledger, announcer, settings
         self._report, self._work = report, work
+        self._told: Member | None = None
+        self._told_at = 0.0
+        self._interrupted = asyncio.Event()
+        """Set when a batch was found whose queueing or cancelling was interrupted."""
         self.counts: Counter[str] = Counter()
 
     async def keep(self) -> None:
@@ -37,8 +43,8 @@ class Reconciler:
         usual = self._settings.reconcile_seconds
         await asyncio.gather(
             self._every(min(usual, self._settings.lease_seconds / 3), self._tell),
-            self._every(usual, self._expire, self._look),
-            self._every(usual, self._finish),
+            self._every(usual, self._poll),
+            self._finish_interrupted(),
         )
 
     async def look(self) -> None:
@@ -48,7 +54,8 @@ class Reconciler:
     async def _every(self, seconds: float, *steps: Callable[[], Awaitable[None]]) -> None:
         while True:
             await self._take(*steps)
-            await asyncio.sleep(seconds)
+            # Not quite regular, so that workers that were started together do not ask together for ever.
+            await asyncio.sleep(seconds * random.uniform(0.9, 1))
 
     async def _take(self, *steps: Callable[[], Awaitable[None]]) -> None:
         for step in steps:
@@ -61,13 +68,30 @@ class Reconciler:
                     extra={"action": "reconcile_failed"},
                 )  # fmt: skip
 
+    async def _poll(self) -> None:
+        """Ask what there is to do, in one query, and begin with that. Mostly there is nothing to do."""
+        pending = await self._ledger.call(Store.pending)
+        if pending.interrupted:
+            self._interrupted.set()
+        await self._take(*[self._expire] * pending.expired, *[self._look] * (pending.waiting or pending.expired))
+
+    async def _finish_interrupted(self) -> None:
+        while True:
+            await self._interrupted.wait()
+            self._interrupted.clear()
+            await self._take(self._finish)
+
     async def _look(self) -> None:
         """Set the worker to work."""
         self._work()
 
     async def _tell(self) -> None:
-        """Write the heartbeat of this worker, with the images that it has."""
-        await self._ledger.call(Store.report, await self._report())
+        """Write the heartbeat of this worker, with the images that it has: at once if these have changed, and otherwise
+        as often as is needed to be counted as alive."""
+        member, now = await self._report(), time.monotonic()
+        if member != self._told or now - self._told_at > self._settings.lease_seconds / 4:
+            await self._ledger.call(Store.report, member)
+            self._told, self._told_at = member, now
 
     async def _expire(self) -> None:
         """Requeue jobs whose lease has expired."""

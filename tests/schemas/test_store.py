@@ -139,6 +139,51 @@ def test_a_renewal_returns_the_lost_and_the_cancelled_jobs(store: Store) -> None
     assert store.renew(held, "w", 60) == ({"b-000001"}, {"c-000000"})
 
 
+def test_a_lease_is_prolonged_when_a_third_of_its_time_is_over(store: Store) -> None:
+    store.add_batch("b", JOBS[:2], None, None)
+    store.claim(1, "w", 60)
+    store.claim(1, "w", 39)
+
+    def until() -> list[float]:
+        with store.database.read() as db:
+            return list(db.scalars(text("SELECT lease_until FROM jobs ORDER BY id")))
+
+    before = until()
+    assert store.renew({"b-000000": 1, "b-000001": 1}, "other", 60).lost == {"b-000000", "b-000001"}
+    assert until() == before
+    assert store.renew({"b-000000": 1, "b-000001": 1}, "w", 60) == (set(), set())
+    after = until()
+    assert after[0] == before[0]
+    assert after[1] >= before[1] + 20
+
+
+def test_a_worker_learns_in_one_query_whether_there_is_anything_to_do(store: Store) -> None:
+    assert store.pending() == (False, False, False)
+    store.add_batch("b", JOBS[:1], None, None)
+    assert store.pending() == (True, False, False)
+    assert Store(store.database, "another fleet").pending() == (False, False, False)
+    store.claim(1, "w", 60)
+    assert store.pending() == (False, False, False)
+    store.renew({"b-000000": 1}, "w", 60)
+    with store.database.write() as db:
+        db.execute(text("UPDATE jobs SET lease_until = 0"))
+    assert store.pending() == (False, True, False)
+    with store.database.write() as db:
+        db.execute(text("UPDATE jobs SET state = 'held'"))
+        db.execute(text("UPDATE batches SET todo = 'queueing', created_at = 0"))
+    assert store.pending() == (False, False, True)
+
+
+def test_a_set_of_ids_can_be_empty_or_large(store: Store) -> None:
+    store.add_batch("b", [JOBS[0]] * 3000, None, None)
+    leases = store.claim(2999, "w", 60, without=[f"image{number}:1" for number in range(900)]).leases
+    assert len(store.record([result(lease) for lease in leases], "w")) == 2999
+    assert sum(map(len, store.results([lease.job_id for lease in leases]))) == 2999
+    assert store.renew({}, "w", 60) == (set(), set())
+    assert store.counts([]) == {}
+    assert list(store.results([])) == []
+
+
 def test_a_job_that_was_finished_meanwhile_is_not_lost(store: Store) -> None:
     store.add_batch("b", JOBS, None, None)
     (lease,) = store.claim(1, "w", 60).leases

@@ -31,12 +31,13 @@ class Looking:
 
     def __init__(self, store: Store) -> None:
         self.works = 0
+        self.images = {"a:1": "sha256:1"}
         self.ledger = Ledger(store)
         self.announcer = Announcer(settings())
         self.reconciler = Reconciler(self.ledger, self.announcer, settings(), report=self._report, work=self._work)
 
     async def _report(self) -> Member:
-        return Member(name="w", images={"a:1": "sha256:1"})
+        return Member(name="w", images=self.images)
 
     def _work(self) -> None:
         self.works += 1
@@ -153,3 +154,39 @@ async def test_a_worker_that_seldom_polls_still_sends_heartbeats_in_time(
     assert looking.works == 1
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def test_a_worker_is_set_to_work_only_if_jobs_wait(looking: Looking, store: Store) -> None:
+    store.claim(3, "another", 3600)
+    often = settings().model_copy(update={"reconcile_seconds": 0.1})
+    reconciler = Reconciler(looking.ledger, looking.announcer, often, report=looking._report, work=looking._work)
+    keeper = asyncio.create_task(reconciler.keep())
+    await asyncio.to_thread(eventually, lambda: store.fleet(60).members)
+    assert looking.works == 0
+    store.add_batch("later", [JobSpec(code="x")], None, None)
+    await asyncio.to_thread(eventually, lambda: looking.works)
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    assert reconciler.counts["failed"] == 0
+
+
+async def test_a_batch_that_was_interrupted_is_finished(
+    looking: Looking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalpool.schemas.store.ABANDONED_SECONDS", -1)
+    with store.database.write() as db:
+        db.execute(text("UPDATE batches SET cancelled_at = 0, todo = :todo"), {"todo": Todo.CANCELLING})
+    keeper = asyncio.create_task(looking.reconciler.keep())
+    await asyncio.to_thread(eventually, lambda: store.progress("b").cancelled == 3)
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+
+
+async def test_a_heartbeat_is_written_at_once_if_the_images_have_changed(looking: Looking, store: Store) -> None:
+    await looking.reconciler.look()
+    store.retire("w")
+    await looking.reconciler.look()
+    assert not store.fleet(60).members  # nothing new, and the last heartbeat is recent
+    looking.images = {"a:1": "sha256:2"}
+    await looking.reconciler.look()
+    assert store.fleet(60).pin("a:1") == "a:1 sha256:2"
