@@ -15,7 +15,8 @@ EvalpoolError
 ├── SetupError
 │   ├── ImageMissing
 │   └── ImageBuildFailed (RuntimeError)
-│       └── NoSuchRecipe
+│       ├── NoSuchRecipe
+│       └── InvalidAddition
 ├── SandboxLost
 │   ├── NoSandbox
 │   ├── NoAgent
@@ -117,6 +118,10 @@ class ImageBuildFailed(SetupError, RuntimeError):
 
 class NoSuchRecipe(ImageBuildFailed):
     """There is no recipe or toolchain of this name: choose one of those that the message lists."""
+
+
+class InvalidAddition(ImageBuildFailed):
+    """What is to be added to an image is invalid or cannot be had: correct what the message names."""
 
 
 class SandboxLost(EvalpoolError):
