@@ -20,6 +20,7 @@ EvalpoolError
 ├── SandboxLost
 │   ├── NoSandbox
 │   ├── NoAgent
+│   ├── CannotImport
 │   └── SandboxKilled
 ├── PoolClosed
 └── CheckerFailed
@@ -135,6 +136,15 @@ class NoSandbox(SandboxLost):
 
 class NoAgent(SandboxLost):
     """The image lacks the program that starts the agent: its jobs run through `docker exec`, or need another image."""
+
+
+class CannotImport(SandboxLost):
+    """A module that should be imported in advance cannot be imported in the image: the sandbox is started without
+    it."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(f"{module} cannot be imported in advance {reason}")
+        self.module, self.reason = module, reason
 
 
 class SandboxKilled(SandboxLost):

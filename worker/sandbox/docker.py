@@ -5,12 +5,12 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from evalpool.schemas.errors import SandboxKilled, SandboxLost, SetupError
-from evalpool.schemas.images import name_of
+from evalpool.schemas.errors import CannotImport, SandboxKilled, SandboxLost, SetupError
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox import agent, cgroup
 from evalpool.worker.sandbox.agent.wire import UNABLE, Given, Run, pack
@@ -69,9 +69,11 @@ class DockerBox(Box):
     """A container whose agent is driven over the direct line or the attached stream: no exec, no mount, no copied
     file."""
 
-    def __init__(self, shape: Shape, engine: Engine, *, settings: Settings) -> None:
+    def __init__(self, shape: Shape, engine: Engine, *, settings: Settings, without: Collection[str] = ()) -> None:
+        """`without` are the modules that cannot be imported in the image, although the settings name them."""
         super().__init__(shape)
         self._engine, self._settings = engine, settings
+        self._preload = [*agent.USUAL, *(name for name in settings.preload if name not in without)]
         self._stream = Stream()
         self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
@@ -94,8 +96,7 @@ class DockerBox(Box):
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
             home, environment = self.shape.home, ENVIRONMENT | {"HOME": self.shape.home}
-            preload = [*agent.USUAL, *self._settings.preload]
-            self._stream.send(agent.first_frame(new_uid(), home, environment, preload))
+            self._stream.send(agent.first_frame(new_uid(), home, environment, self._preload))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
@@ -103,10 +104,7 @@ class DockerBox(Box):
                 if not unable:
                     raise
                 module, _, reason = why.removesuffix(")").partition(" ")
-                raise SetupError(
-                    f"EVALPOOL_PRELOAD: {module} cannot be imported in the image {name_of(self.shape.image)} {reason}; "
-                    "choose an image that has this module, or remove it from EVALPOOL_PRELOAD"
-                ) from None
+                raise CannotImport(module, reason) from None
             if meta.get("hello") != agent.version():
                 raise SandboxLost("the agent is not of this version of evalpool")
             if meta.get("filter") is not True:
