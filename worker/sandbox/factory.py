@@ -2,7 +2,7 @@
 
 import logging
 
-from evalpool.schemas.errors import CannotImport, NoAgent, SetupError
+from evalpool.schemas.errors import CannotImport, NoAgent, SandboxLost, SetupError
 from evalpool.schemas.images import name_of
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox.base import Box, Shape
@@ -52,7 +52,7 @@ class Containers:
                 await sandbox.start()
                 return sandbox
             except CannotImport as error:
-                if error.module not in (*self._settings.preload, *unable):
+                if error.module not in (*self._settings.preload, *shape.preload, *unable):
                     raise  # one of the standard library
                 if error.module not in unable:
                     log.warning(
@@ -60,3 +60,14 @@ class Containers:
                         error.module, name_of(shape.image), error.reason, extra={"action": "cannot_import"},
                     )  # fmt: skip
                 unable.add(error.module)
+            except NoAgent:
+                raise
+            except SandboxLost as error:
+                if not sandbox.id or unable.issuperset(shape.preload):
+                    raise
+                # The agent did not come up. Perhaps an import hangs or takes all memory: jobs can do without it.
+                log.warning(
+                    "%s will not be imported in advance in the image %s: the sandbox did not start (%s)",
+                    ", ".join(shape.preload), name_of(shape.image), error, extra={"action": "cannot_import"},
+                )  # fmt: skip
+                unable.update(shape.preload)
