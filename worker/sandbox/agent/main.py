@@ -25,7 +25,7 @@ import sys
 
 from . import interpreter, kernel, snapshot, wire
 from .filter import install
-from .program import SEALED, Job, find_generators
+from .program import SEALED, Job, find_generators, seed
 from .reset import Reset
 from .session import Session
 from .watch import Watch
@@ -135,6 +135,7 @@ class Agent:
             os.pipe() for _ in range(5)
         )
         watch = Watch(self.counters, self.requests, meta["limits"])
+        seed()
         pid = os.fork()
         if not pid:
             fds = stdin_r, stdout_w, stderr_w, report_w, sealed_r

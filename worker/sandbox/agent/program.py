@@ -37,6 +37,15 @@ def find_generators() -> None:
                 GENERATORS.append(each)
 
 
+def seed() -> None:
+    """Seed those generators anew, before a fork: in the child, every page that this touches would have to be copied."""
+    for name in RANDOM:
+        if name in sys.modules:
+            sys.modules[name].seed()
+    for generator in GENERATORS:
+        generator.seed()
+
+
 class Job:
     """One run as the worker sent it; its raw part is read only here, after the fork."""
 
@@ -70,11 +79,6 @@ class Job:
             raise OSError(self.problem)
         self._put(given["files"])
         if not argv:
-            for name in RANDOM:
-                if name in sys.modules:
-                    sys.modules[name].seed()
-            for generator in GENERATORS:
-                generator.seed()
             interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world, *self.told)
         self._execute(argv, args)
 
