@@ -1,5 +1,6 @@
 """Commands for this machine, which examine it and build its images, and a report of its images for the ledger."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,14 @@ images = typer.Typer(no_args_is_help=True, help="Build or list the sandbox image
 
 @images.command("build")
 def build(
-    recipe: Annotated[str, typer.Argument(help="Recipe of the image: python, code or notebook.")] = "python",
+    recipe: Annotated[str, typer.Argument(help="Recipe of the image: python, code, notebook or science.")] = "python",
+    tag: Annotated[
+        str | None, typer.Option(metavar="NAME:VERSION", help="Name of an image of your own, for --pip and --apt.")
+    ] = None,
+    pip: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requirements file: Python packages to add, as wheels.")
+    ] = None,
+    apt: Annotated[Path | None, typer.Option(metavar="FILE", help="Debian packages to add, one per line.")] = None,
     without: Annotated[
         str, typer.Option(metavar="TOOLCHAIN,...", help="Toolchains of the recipe that are left out.")
     ] = "",
@@ -22,7 +30,7 @@ def build(
     ] = False,
 ) -> None:
     """Build a sandbox image and print its name."""
-    from evalpool.schemas.errors import NoSuchRecipe
+    from evalpool.schemas.errors import InvalidAddition, NoSuchRecipe
     from evalpool.worker.machine.images import build as build_image
 
     def say(line: str) -> None:
@@ -30,8 +38,8 @@ def build(
 
     names = without.split(",") if without else []
     try:
-        typer.echo(build_image(recipe, without=names, if_missing=if_missing, say=say))
-    except NoSuchRecipe as error:
+        typer.echo(build_image(recipe, tag=tag, apt=apt, pip=pip, without=names, if_missing=if_missing, say=say))
+    except (NoSuchRecipe, InvalidAddition) as error:
         raise typer.BadParameter(str(error)) from None
 
 

@@ -15,10 +15,12 @@ EvalpoolError
 ├── SetupError
 │   ├── ImageMissing
 │   └── ImageBuildFailed (RuntimeError)
-│       └── NoSuchRecipe
+│       ├── NoSuchRecipe
+│       └── InvalidAddition
 ├── SandboxLost
 │   ├── NoSandbox
 │   ├── NoAgent
+│   ├── CannotImport
 │   └── SandboxKilled
 ├── PoolClosed
 └── CheckerFailed
@@ -119,6 +121,10 @@ class NoSuchRecipe(ImageBuildFailed):
     """There is no recipe or toolchain of this name: choose one of those that the message lists."""
 
 
+class InvalidAddition(ImageBuildFailed):
+    """What is to be added to an image is invalid or cannot be had: correct what the message names."""
+
+
 class SandboxLost(EvalpoolError):
     """A sandbox broke or violated its protocol, which is our failure and not the program's: the job is retried in
     another sandbox."""
@@ -130,6 +136,15 @@ class NoSandbox(SandboxLost):
 
 class NoAgent(SandboxLost):
     """The image lacks the program that starts the agent: its jobs run through `docker exec`, or need another image."""
+
+
+class CannotImport(SandboxLost):
+    """A module that should be imported in advance cannot be imported in the image: the sandbox is started without
+    it."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(f"{module} cannot be imported in advance {reason}")
+        self.module, self.reason = module, reason
 
 
 class SandboxKilled(SandboxLost):

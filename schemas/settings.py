@@ -207,8 +207,10 @@ class Settings(BaseSettings):
     runtime: str | None = None
     """Another OCI runtime for sandboxes, for example gVisor's `runsc`. The Docker engine must know it by this name."""
     preload: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_words), AfterValidator(_modules)] = ()
-    """Modules that the warm interpreter imports besides those of the standard library, separated by commas. The image
-    must have them."""
+    """Modules that the warm interpreter imports besides those of the standard library, separated by commas. Modules
+    that an image lacks are not imported there."""
+    warm_imports: bool = True
+    """Whether sandboxes are kept whose interpreter has imported slow libraries, such as pandas, that jobs import."""
     interpreter: Literal["warm", "cold"] = "warm"
     """`warm`: Python jobs are forked from a running interpreter; `cold`: each job starts an interpreter."""
     docker_timeout: float = Field(default=60, gt=0, allow_inf_nan=False)

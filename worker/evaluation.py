@@ -18,6 +18,8 @@ from evalpool.schemas.rows import moment
 from evalpool.schemas.settings import Settings
 from evalpool.schemas.verdict import Verdict
 from evalpool.worker.artifacts import Artifacts
+from evalpool.worker.imports import Imports
+from evalpool.worker.imports import wanted as slow
 from evalpool.worker.judge.comparators import VERSION
 from evalpool.worker.judge.judge import case_result, compile_error, is_small, one_line, syntax_error
 from evalpool.worker.pool import Pool
@@ -60,9 +62,11 @@ class Opinion(NamedTuple):
     """What the checker wrote, with a colon before it; or nothing."""
 
 
-async def evaluate(lease: Lease, pool: Pool, artifacts: Artifacts, settings: Settings) -> Result:
+async def evaluate(
+    lease: Lease, pool: Pool, artifacts: Artifacts, settings: Settings, imports: Imports | None = None
+) -> Result:
     """Run one job to its result. Raises `SandboxLost` if our sandboxes have failed, and not the program."""
-    job = Evaluation(lease, lease.image or wanted(lease.spec, settings), pool, artifacts, settings)
+    job = Evaluation(lease, lease.image or wanted(lease.spec, settings), pool, artifacts, settings, imports)
     try:
         ceilings.check(lease.spec.limits, settings)
     except InvalidJob as error:  # the submitter may have other settings; a second attempt would not help
@@ -86,6 +90,8 @@ class Evaluation:
     pool: Pool
     artifacts: Artifacts
     settings: Settings
+    imports: Imports | None = None
+    """What the recent jobs imported; `None` if no sandbox is kept for that."""
 
     @property
     def spec(self) -> JobSpec:
@@ -130,6 +136,8 @@ class Evaluation:
     async def run_cases(self, binary: bytes | None) -> Runs:
         """Run the program once per case, or once if there are none, until a case fails if the job is to stop early."""
         spec, shape = self.spec, shape_of(self.spec, self.image, binary)
+        if self.imports is not None and (modules := self.imports.choose(self.image, slow(spec, self.settings))):
+            shape = self.pool.prefer(replace(shape, preload=modules))
         results: list[CaseResult] = []
         started, sandbox = 0.0, None
         patience, unchecked, room = True, True, TEXTS * spec.limits.output_bytes

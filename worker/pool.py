@@ -13,7 +13,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -184,6 +184,16 @@ class Pool:
                 self._take_back(sandbox, kept)
             else:
                 self._put(sandbox)
+
+    def prefer(self, shape: Shape) -> Shape:
+        """Return this shape if there is a sandbox of its kind. Otherwise start one in the background, and return the
+        shape without imports, so that no job waits for them."""
+        stock = self._stock(shape)
+        if stock.alive:
+            return shape
+        if self._lending and not stock.starting and self._make_room(stock):
+            self._spawn(self._bring(self._start(shape), stock))
+        return replace(shape, preload=())
 
     @asynccontextmanager
     async def _every_slot(self) -> AsyncIterator[None]:

@@ -21,6 +21,7 @@ from evalpool.schemas.verdict import Verdict
 from evalpool.worker.artifacts import Artifacts
 from evalpool.worker.breaker import Breaker
 from evalpool.worker.evaluation import evaluate, finished
+from evalpool.worker.imports import Imports
 from evalpool.worker.intake import Intake
 from evalpool.worker.inventory import Inventory
 from evalpool.worker.lease import Leases, Stop
@@ -140,7 +141,7 @@ class Runner:
         self._containers = Containers(self._engine, settings)
         self._docker = Breaker("the Docker engine", lambda: self._engine.call(self._engine.ping, settings.image))
         self._database = Breaker("the database", lambda: self._ledger.call(Store.ping))
-        self._artifacts = Artifacts()
+        self._artifacts, self._imports = Artifacts(), Imports()
         self._trying = asyncio.Lock()
         self._inventory = Inventory(self._engine)
         self._pool = Pool(self._make, settings.slots, settings.max_uses, size=pool_size(settings.slots, settings.idle))
@@ -190,7 +191,7 @@ class Runner:
     async def _one(self, lease: Lease) -> None:
         """Evaluate a job that this worker has claimed, and record its result; or else say why there is none."""
         try:
-            result = await evaluate(lease, self._pool, self._artifacts, self._pinned)
+            result = await evaluate(lease, self._pool, self._artifacts, self._pinned, self._imports)
             self._intake.over(result.metrics.wall_seconds)
             await self._recorder.record(result)
             log.info("%s", result.detail, extra=_ids(lease, "job_finished") | {"verdict": result.verdict.value})

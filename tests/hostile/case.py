@@ -128,6 +128,9 @@ class HostileCase(Step):
     """Whether the kernel may kill the agent, too: memory in files or sockets is given back last by a dying program. The
     verdict must be right all the same."""
     then: tuple[Step, ...] = ()
+    until: Step | None = None
+    """A step that is repeated before the case, until it gets what it expects; for cases that need a sandbox of a kind
+    that is started only on demand."""
 
 
 def load() -> list[HostileCase]:

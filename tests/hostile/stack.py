@@ -19,7 +19,7 @@ from evalpool.schemas import JobSpec, Limits, Result, Verdict
 from evalpool.schemas.job import MAX_TEXT
 from evalpool.worker import turn
 from evalpool.worker.pool import ALONE_SECONDS
-from tests.conftest import PATIENCE, WorkerProcess
+from tests.conftest import PATIENCE, WorkerProcess, eventually
 from tests.hostile.case import HostileCase, Step
 from tests.hostile.host import Container, Containers, forget_most, pid_of, resident, strangers, written
 
@@ -64,12 +64,19 @@ class Seen:
     results: list[tuple[Step, Result]] = field(default_factory=list)
     neighbour: Result | None = None
     canaries: list[Result] = field(default_factory=list)
+    before: list[Result] = field(default_factory=list)
+    """The results of the step that was repeated before the case."""
     holds: int = 0
     """How many holds the monitor had noted before the case."""
 
     @property
     def all(self) -> list[Result]:
-        return [result for _, result in self.results] + self.canaries + ([self.neighbour] if self.neighbour else [])
+        return (
+            [result for _, result in self.results]
+            + self.canaries
+            + self.before
+            + ([self.neighbour] if self.neighbour else [])
+        )
 
 
 class Stack:
@@ -106,12 +113,18 @@ class Stack:
         """Run the case with a neighbour beside it, then the steps that follow in the same sandbox, then canaries."""
         seen = Seen(case, holds=len(self.holds()))
         forget_most(self.worker.pid)
+        if (until := case.until) is not None:
+            eventually(lambda: self._is_ready(until, seen, **more))
         first, seen.neighbour = self._together([case.spec(**more), NEIGHBOUR])
         seen.results.append((case, first))
         for step in case.then:
             seen.results += self._follow(step, first, **more)
         seen.canaries = self._together([CANARY] * POOL)  # one after the other, they use every sandbox of the pool
         return seen
+
+    def _is_ready(self, until: Step, seen: Seen, **more: Any) -> bool:
+        seen.before += self._together([until.spec(**more)])
+        return not until.problems(seen.before[-1])
 
     def _follow(self, step: Step, first: Result, **more: Any) -> list[tuple[Step, Result]]:
         """Repeat the step until it has run in the sandbox of the first result, or that sandbox is gone."""

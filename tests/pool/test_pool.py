@@ -368,3 +368,28 @@ def test_the_number_of_idle_sandboxes_is_bounded_by_the_slots_and_by_the_memory(
         monkeypatch.setattr(Path, "read_text", lambda _, mib=mib: f"MemFree: 1 kB\nMemAvailable: {mib << 10} kB\n")
         assert size(2, None) == expected
     assert size(2, 100) == 102
+
+
+async def test_no_job_waits_until_a_sandbox_has_imported_something(pool: Pool, maker: Maker) -> None:
+    ready = replace(SHAPE, preload=("numpy",))
+    maker.hold = asyncio.Event()
+    assert pool.prefer(ready) == SHAPE
+    assert pool.prefer(ready) == SHAPE  # and no second one is started for it
+    maker.hold.set()
+    async with asyncio.timeout(PATIENCE):
+        while pool.prefer(ready) != ready:
+            await asyncio.sleep(0)
+    async with pool.lend(ready) as sandbox:
+        assert sandbox.shape == ready
+    assert sum(made.shape == ready for made in maker.made) == 1
+
+
+async def test_no_job_suffers_from_a_sandbox_that_could_not_import_something(pool: Pool, maker: Maker) -> None:
+    ready = replace(OTHER, preload=("numpy",))
+    maker.bad = {"b"}
+    for _ in range(3):
+        assert pool.prefer(ready) == OTHER
+        await asyncio.sleep(0)
+    maker.bad = set()
+    async with pool.lend(OTHER) as sandbox:
+        assert sandbox.shape == OTHER

@@ -75,6 +75,7 @@ def _raisable(value: object) -> bool:
 MADE = {
     "IdempotencyConflict": ("key", "a-batch", "job 3 differs"),
     "QueueUnavailable": ("a-batch", "Redis is away"),
+    "CannotImport": ("numpy", "(ImportError: no)"),
 }
 """What these errors are made of; the others take one text."""
 

@@ -3,6 +3,8 @@
 A recipe is built in one of two ways, which give the same file tree. If its base image is in the engine or in a registry
 within reach, the recipe is an ordinary Dockerfile. Many evaluation hosts reach no registry but, like any Debian
 machine, have a Debian mirror: there, `images/from-debian` unpacks the same packages, and the engine imports the result.
+Python packages come as wheels from a package index and are a layer on top. People can add packages of both kinds to a
+recipe, and get an image with a name of their own.
 """
 
 import argparse
@@ -10,6 +12,8 @@ import hashlib
 import io
 import itertools
 import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +30,9 @@ from docker.errors import APIError, BuildError, DockerException, ImageNotFound
 from pydantic import BaseModel, ConfigDict, ValidationError
 from requests.exceptions import RequestException
 
-from evalpool.schemas.errors import ImageBuildFailed, NoSuchRecipe
+from evalpool.schemas.errors import ImageBuildFailed, InvalidAddition, NoSuchRecipe
+from evalpool.worker.machine import requirements
+from evalpool.worker.machine.requirements import Entry
 from evalpool.worker.sandbox.engine import silent
 
 RECIPE_LABEL = "org.evalpool.recipe"  # hash of the recipe's files: tells a stale image from a current one
@@ -38,6 +44,22 @@ _HERE = Path(__file__).resolve().parent
 _PLACES = (_HERE.parents[1] / "images", _HERE / "recipes")  # a checkout, an installed wheel
 _PROBE_SECONDS = 4  # a registry that needs longer would not help
 _BUILD_SECONDS = 900
+_FOR_WHEELS = ("libstdc++6", "libgomp1", "zlib1g")  # what wheels may expect of any Linux, and no other package brings
+_CHECK = """\
+import importlib, importlib.metadata as metadata, json, sys
+versions = {}
+for name in sys.argv[1:]:
+    own = metadata.distribution(name)
+    versions[name] = f"{name} {own.version}"
+    for module, names in metadata.packages_distributions().items():
+        if own.metadata["Name"] in names and module.isidentifier() and not module.startswith("_"):
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                print(f"warning: `import {module}` fails: {type(error).__name__}: {error}", file=sys.stderr)
+print(json.dumps(versions))
+"""
+"""The check of an image with additions: tries to import what was asked for, and prints the versions."""
 Say = Callable[[str], None]
 
 
@@ -74,6 +96,14 @@ class _Recipe(BaseModel):
     JSON."""
     toolchains: dict[str, list[str]] = {}
     """Name → packages, in addition to those that every such image has."""
+    prune: list[str] = []
+    """Names of folders that wheels have and the image does not need."""
+    apt: tuple[Entry, ...] = ()
+    """Debian packages that somebody has added."""
+    pip: tuple[Path, ...] = ()
+    """Requirements files: of the recipe, and of somebody who has added packages."""
+    own: bool = False
+    """Whether somebody has made it another image, with a name of its own."""
 
     def without(self, names: Collection[str]) -> "_Recipe":
         unknown = [name for name in names if name not in self.toolchains]
@@ -83,16 +113,40 @@ class _Recipe(BaseModel):
         kept = {name: packages for name, packages in self.toolchains.items() if name not in names}
         return self.model_copy(update={"toolchains": kept})
 
+    def extended(self, tag: str | None, apt: Path | None, pip: Path | None) -> "_Recipe":
+        if tag is None:
+            if apt or pip:
+                raise InvalidAddition("An image with added packages needs a name of its own: --tag lab/science:1.")
+            return self
+        if self.python is None and pip:
+            raise InvalidAddition(f"{self.tag} has no Python that could use the packages of {pip}.")
+        wheels = (*self.pip, pip) if pip else self.pip
+        for path in wheels:
+            requirements.requirements(path)
+        added = tuple(requirements.debian_packages(apt)) if apt else ()
+        changes = {"tag": requirements.checked_tag(tag), "apt": added, "pip": wheels, "own": True}
+        return self.model_copy(update=changes)
+
     @property
     def all_packages(self) -> list[str]:
-        return list(dict.fromkeys([*self.packages, *itertools.chain(*self.toolchains.values())]))
+        added = [entry.text for entry in self.apt]
+        wheels = _FOR_WHEELS if self.pip else ()
+        return list(dict.fromkeys([*self.packages, *itertools.chain(*self.toolchains.values()), *wheels, *added]))
+
+    @property
+    def requested(self) -> list[str]:
+        """The Python packages that somebody has added."""
+        return [entry.name for entry in requirements.requirements(self.pip[-1]) if entry.name] if self.pip else []
 
     @property
     def labels(self) -> dict[str, str]:
         files = [self.folder.parent / "from-debian", *sorted(path for path in self.folder.rglob("*") if path.is_file())]
+        if self.pip:
+            files += [self.folder.parent / "with-wheels", *self.pip]
         sums = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
         names = ",".join(self.toolchains)
-        digest = hashlib.sha256("\n".join([*sums, *filter(None, [names])]).encode()).hexdigest()
+        added = [entry.text for entry in self.apt]
+        digest = hashlib.sha256("\n".join([*sums, *filter(None, [names]), *added]).encode()).hexdigest()
         labels = {RECIPE_LABEL: digest, PYTHON_LABEL: self.python or "", TOOLCHAINS_LABEL: names}
         return {key: value for key, value in labels.items() if value}
 
@@ -130,9 +184,20 @@ def installed() -> list[Image]:
     return sorted(images, key=lambda image: image.tag)
 
 
-def build(recipe: str = "python", *, without: Collection[str] = (), if_missing: bool = False, say: Say) -> str:
-    """Build a recipe and return the image's id. The tag moves to the new image only after that has passed its check."""
-    wanted = _read(recipe).without(without)
+def build(
+    recipe: str = "python",
+    *,
+    tag: str | None = None,
+    apt: Path | None = None,
+    pip: Path | None = None,
+    without: Collection[str] = (),
+    if_missing: bool = False,
+    say: Say,
+) -> str:
+    """Build a recipe and return the image's id. With a `tag`, the image gets this name and, in addition to what the
+    recipe says, the Debian packages in the file `apt` and the Python packages in the requirements file `pip`. The tag
+    moves to the new image only after that has passed its check."""
+    wanted = _read(recipe).without(without).extended(tag, apt, pip)
     with _engine() as engine:
         present = None
         with suppress(ImageNotFound):
@@ -145,9 +210,11 @@ def build(recipe: str = "python", *, without: Collection[str] = (), if_missing: 
 
         begun = time.monotonic()
         tree_id = _make(engine, wanted, say)
-        versions = _check(engine, wanted, tree_id)
+        if wanted.pip:
+            tree_id = _with_wheels(engine, wanted, tree_id, say)
+        versions = _check(engine, wanted, tree_id, say)
         image_id = _labelled(engine, tree_id, wanted.labels | versions)
-        repository, _, version = wanted.tag.partition(":")
+        repository, _, version = wanted.tag.rpartition(":")
         engine.api.tag(image_id, repository, version)
         size = engine.images.get(image_id).attrs["Size"]
         say(f"{wanted.tag} built in {time.monotonic() - begun:.0f} s, {size / 1e6:.0f} MB")
@@ -163,8 +230,9 @@ def _read(name: str) -> _Recipe:
     folder = next((place / name for place in _PLACES if (place / name / "recipe.toml").is_file()), None)
     if folder is None:
         raise NoSuchRecipe(f"There is no recipe {name!r}. There are: {', '.join(recipes()) or 'none'}.")
+    wheels = [path for path in [folder / "requirements.txt"] if path.is_file()]
     try:
-        return _Recipe(folder=folder, **tomllib.loads((folder / "recipe.toml").read_text()))
+        return _Recipe(folder=folder, pip=tuple(wheels), **tomllib.loads((folder / "recipe.toml").read_text()))
     except (tomllib.TOMLDecodeError, ValidationError) as error:
         raise ImageBuildFailed(f"{folder / 'recipe.toml'} is not a recipe: {error}") from error
 
@@ -221,6 +289,10 @@ def _by_debian(engine: docker.DockerClient, recipe: _Recipe) -> str:
         command = ["sh", str(script), recipe.suite, str(recipe.folder / "finish"), str(tree), *recipe.all_packages]
         run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if run.returncode:
+            if unknown := re.search(r"^E: Unable to locate package (\S+)", run.stderr, re.MULTILINE):
+                for entry in recipe.apt:
+                    if entry.text == unknown[1]:
+                        raise InvalidAddition(f"{entry.place}: Debian {recipe.suite} has no package {entry.text}.")
             raise ImageBuildFailed(
                 f"The image could not be built from Debian packages:\n{_tail(run.stderr)}\n"
                 f"Alternatively, give the engine {recipe.base} (docker pull, docker load): then the Dockerfile is used."
@@ -232,13 +304,43 @@ def _by_debian(engine: docker.DockerClient, recipe: _Recipe) -> str:
     return str(last["status"])
 
 
-def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> dict[str, str]:
+def _with_wheels(engine: docker.DockerClient, recipe: _Recipe, tree_id: str, say: Say) -> str:
+    """Return an image that has the wheels, too."""
+    say(f"adding the wheels of {', '.join(map(str, recipe.pip))}")
+    place = f"/usr/local/lib/python{recipe.python}/dist-packages"
+    script = recipe.folder.parent / "with-wheels"
+    with tempfile.TemporaryDirectory(prefix="evalpool-image-") as scratch:
+        target = Path(scratch) / "packages"
+        target.mkdir(mode=0o755)
+        requirements.install([*recipe.pip], target, str(recipe.python), engine.version()["Arch"])
+        for name in recipe.prune:
+            for folder in [path for path in target.rglob(name) if path.is_dir()]:
+                shutil.rmtree(folder, ignore_errors=True)  # it may be in one that is gone already
+        shutil.copy(script, Path(scratch) / "with-wheels")
+        (Path(scratch) / "Dockerfile").write_text(
+            f"FROM {tree_id}\nCOPY packages {place}\nCOPY with-wheels /with-wheels\n"
+            f"RUN sh /with-wheels {place} && rm /with-wheels\n"
+        )
+        try:
+            image, _ = engine.images.build(path=scratch, rm=True, forcerm=True, network_mode="none")
+        except BuildError as error:
+            log = "".join(part.get("stream", "") for part in error.build_log)
+            raise ImageBuildFailed(
+                f"The wheels could not be added to the image:\n{_tail(log or str(error))}"
+            ) from error
+    return str(image.id)
+
+
+def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str, say: Say) -> dict[str, str]:
     """Run the recipe's check in the new image; return the versions that it found, as a label."""
-    if not recipe.check:
+    command = [*recipe.check, *recipe.toolchains]
+    if recipe.own:
+        command = ["python3", "-c", _CHECK, *recipe.requested] if recipe.python else []
+    if not command:
         return {}
     trial = engine.containers.create(
         image_id,
-        [*recipe.check, *recipe.toolchains],
+        command,
         network_mode="none",
         user="65534:65534",
         read_only=True,
@@ -256,6 +358,9 @@ def _check(engine: docker.DockerClient, recipe: _Recipe, image_id: str) -> dict[
         with suppress(APIError):  # the Dockerfile may have given the same image again, which others are built on
             engine.images.remove(image_id)
         raise ImageBuildFailed(f"The new image failed the check in {recipe.folder}/recipe.toml:\n{_tail(said)}")
+    for line in said.splitlines():
+        if line.startswith("warning: "):
+            say(f"{line}; perhaps a Debian package is missing (--apt)")
     return {VERSIONS_LABEL: found.strip()} if found.strip() else {}
 
 

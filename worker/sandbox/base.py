@@ -31,6 +31,8 @@ class Shape:
     """How many commands of a session may run at a time; a process of ours watches each."""
     home: str = words.HOME
     """The folder in which the commands of a session work; jobs work in `/box`."""
+    preload: tuple[str, ...] = ()
+    """Modules that the warm interpreter has imported, because the job imports them; an image may lack them."""
 
     @cached_property
     def kind(self) -> "Shape":

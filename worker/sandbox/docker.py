@@ -5,12 +5,12 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from evalpool.schemas.errors import SandboxKilled, SandboxLost, SetupError
-from evalpool.schemas.images import name_of
+from evalpool.schemas.errors import CannotImport, SandboxKilled, SandboxLost, SetupError
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox import agent, cgroup
 from evalpool.worker.sandbox.agent.wire import UNABLE, Given, Run, pack
@@ -38,6 +38,9 @@ RESET_SECONDS = 10.0
 ASIDE_SECONDS = 0.05
 """CPU time of the sandbox that is neither the program's nor the agent's: the reset begins before we read."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+ONE_CPU = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""For a sandbox that has one CPU: else the libraries for linear algebra start as many threads as the machine has CPUs,
+which would wait for each other; and no thread may be alive when a program is forked."""
 BIRTH, BEGINNING, READINESS = (word.decode() for word in (BORN, BEGUN, BEGUN + READY))
 NOTES = {
     "": (Note.SYNTAX,),
@@ -69,9 +72,14 @@ class DockerBox(Box):
     """A container whose agent is driven over the direct line or the attached stream: no exec, no mount, no copied
     file."""
 
-    def __init__(self, shape: Shape, engine: Engine, *, settings: Settings) -> None:
+    def __init__(self, shape: Shape, engine: Engine, *, settings: Settings, without: Collection[str] = ()) -> None:
+        """`without` are the modules that cannot be imported in the image."""
         super().__init__(shape)
         self._engine, self._settings = engine, settings
+        self._preload = [*agent.USUAL, *(name for name in settings.preload if name not in without)]
+        self._imports = [name for name in shape.preload if name not in without]
+        self._imported_bytes = 0
+        """Memory that the modules take which are imported in advance for the programs of this kind."""
         self._stream = Stream()
         self._cgroup: cgroup.Cgroup | None = None
         self._request = 0
@@ -94,8 +102,9 @@ class DockerBox(Box):
             await loop.create_connection(lambda: self._stream, sock=sock)
             hello = self._stream.expect(0)
             home, environment = self.shape.home, ENVIRONMENT | {"HOME": self.shape.home}
-            preload = [*agent.USUAL, *self._settings.preload]
-            self._stream.send(agent.first_frame(new_uid(), home, environment, preload))
+            if self.shape.cpus <= 1:
+                environment |= ONE_CPU
+            self._stream.send(agent.first_frame(new_uid(), home, environment, self._preload, self._imports))
             try:
                 meta, _ = await self._stream.arrived(hello, START_SECONDS)
             except SandboxLost as error:
@@ -103,12 +112,11 @@ class DockerBox(Box):
                 if not unable:
                     raise
                 module, _, reason = why.removesuffix(")").partition(" ")
-                raise SetupError(
-                    f"EVALPOOL_PRELOAD: {module} cannot be imported in the image {name_of(self.shape.image)} {reason}; "
-                    "choose an image that has this module, or remove it from EVALPOOL_PRELOAD"
-                ) from None
+                raise CannotImport(module, reason) from None
             if meta.get("hello") != agent.version():
                 raise SandboxLost("the agent is not of this version of evalpool")
+            if self.shape.preload:
+                self._imported_bytes = count(meta, "imported_bytes")
             if meta.get("filter") is not True:
                 raise SetupError("sandboxes need an x86-64 or arm64 processor: there is no syscall filter for this one")
             line = opened(pid, meta.get("line"))
@@ -287,9 +295,11 @@ class DockerBox(Box):
         agent = max(0.0, min(outcome.agent_seconds, after.agent_seconds - before.agent_seconds))
         cpu = after.cpu_seconds - before.cpu_seconds - agent - ASIDE_SECONDS
         moved = after.peak_bytes > before.peak_bytes
+        # What was imported for the program is part of what it uses, although it was in use before.
+        used = after.peak_bytes - before.base_bytes + self._imported_bytes
         return replace(
             outcome,
             cpu_seconds=max(outcome.cpu_seconds, cpu),
-            memory_bytes=max(outcome.memory_bytes, after.peak_bytes - before.base_bytes if moved else 0),
+            memory_bytes=max(outcome.memory_bytes, used if moved else 0),
             oom_kills=after.oom_kills - before.oom_kills,
         )

@@ -2,7 +2,7 @@
 
 import logging
 
-from evalpool.schemas.errors import NoAgent, SetupError
+from evalpool.schemas.errors import CannotImport, NoAgent, SandboxLost, SetupError
 from evalpool.schemas.images import name_of
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox.base import Box, Shape
@@ -20,15 +20,15 @@ class Containers:
         self._engine, self._settings = engine, settings
         self._without_agent: set[str] = set()
         """Images in which the agent could not be started, as they have no Python."""
+        self._unable: dict[str, set[str]] = {}
+        """Image → the modules that cannot be imported there in advance."""
 
     async def start(self, shape: Shape) -> Box:
         """Return a started sandbox of this shape. Raises `SetupError` if a session is to run in an image without
         Python: only the agent can keep one."""
         if shape.image not in self._without_agent:
-            sandbox = DockerBox(shape, self._engine, settings=self._settings)
             try:
-                await sandbox.start()
-                return sandbox
+                return await self._with_agent(shape)
             except NoAgent as error:
                 if shape.commands:
                     raise SetupError(f"image: {name_of(shape.image)} has no python3, which a session needs") from error
@@ -41,3 +41,33 @@ class Containers:
         fallback = ExecBox(shape, self._engine, self._settings.runtime)
         await fallback.start()
         return fallback
+
+    async def _with_agent(self, shape: Shape) -> Box:
+        """Start a sandbox with our agent. Modules that the image lacks are not imported in advance, and not tried
+        again: a failed import may leave anything behind, so it costs a container."""
+        unable = self._unable.setdefault(shape.image, set())
+        while True:
+            sandbox = DockerBox(shape, self._engine, settings=self._settings, without=tuple(unable))
+            try:
+                await sandbox.start()
+                return sandbox
+            except CannotImport as error:
+                if error.module not in (*self._settings.preload, *shape.preload, *unable):
+                    raise  # one of the standard library
+                if error.module not in unable:
+                    log.warning(
+                        "%s cannot be imported in the image %s %s: it is not imported in advance there",
+                        error.module, name_of(shape.image), error.reason, extra={"action": "cannot_import"},
+                    )  # fmt: skip
+                unable.add(error.module)
+            except NoAgent:
+                raise
+            except SandboxLost as error:
+                if not sandbox.id or unable.issuperset(shape.preload):
+                    raise
+                # The agent did not come up. Perhaps an import hangs or takes all memory: jobs can do without it.
+                log.warning(
+                    "%s will not be imported in advance in the image %s: the sandbox did not start (%s)",
+                    ", ".join(shape.preload), name_of(shape.image), error, extra={"action": "cannot_import"},
+                )  # fmt: skip
+                unable.update(shape.preload)

@@ -60,9 +60,9 @@ def version() -> str:
     return hashlib.sha256(sources()).hexdigest()[:16]
 
 
-def first_frame(uid: int, home: str, env: dict[str, str], preload: list[str]) -> bytes:
+def first_frame(uid: int, home: str, env: dict[str, str], preload: list[str], imports: list[str]) -> bytes:
     """Return what a new container is sent: its configuration, and the agent's modules."""
     cold = "".join((Path(__file__).parent / f"{name}.py").read_text() for name in COLD)
-    config = Config(uid=uid, home=home, env=env, preload=preload, version=version(), cold=cold)
+    config = Config(uid=uid, home=home, env=env, preload=preload, imports=imports, version=version(), cold=cold)
     text = json.dumps(config).encode()
     return HEAD.pack(len(text), len(sources())) + text + sources()

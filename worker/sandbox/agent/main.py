@@ -25,7 +25,7 @@ import sys
 
 from . import interpreter, kernel, snapshot, wire
 from .filter import install
-from .program import SEALED, Job
+from .program import SEALED, Job, find_generators, seed
 from .reset import Reset
 from .session import Session
 from .watch import Watch
@@ -59,9 +59,12 @@ class Agent:
         self.body, self.sealed, self.report = (wire.Buffer() for _ in range(3))
         self.stdout, self.stderr = wire.Reserve(), wire.Reserve()
         self.warm(config["preload"])
+        before = kernel.own_bytes()
+        self.warm(config["imports"])
+        imported_bytes = max(0, kernel.own_bytes() - before)
         line = self.make_line()
         greeting = {"hello": config["version"], "python": sys.version.split()[0], "filter": known}
-        self.reply({**greeting, "line": [(fd, _name(fd)) for fd in line]})
+        self.reply({**greeting, "imported_bytes": imported_bytes, "line": [(fd, _name(fd)) for fd in line]})
         answer = wire.read_frame(self.requests, self.body)
         if answer is None:
             os._exit(0)
@@ -95,15 +98,19 @@ class Agent:
 
     def warm(self, modules: list[str]) -> None:
         """Import modules that jobs will want, and keep the garbage collector from touching them, so that a job's copy
-        of their memory stays shared. Exits if one of them cannot be imported."""
+        of their memory stays shared. Exits if one of them cannot be imported, or starts a thread, which might hold a
+        lock at a fork, and then no copy could ever take that lock."""
         for name in modules:
             try:
                 snapshot.remember(name, importlib.import_module(name))
+                if len(os.listdir("/proc/self/task")) > 1:
+                    raise ImportError("it starts threads")
             except Exception as error:  # the traceback may be longer than what the worker reads; its root says why
                 while root := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
                     error = root  # type: ignore[assignment]
                 sys.exit(f"{wire.UNABLE}{name} ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
         gc.collect()
+        find_generators()
         gc.freeze()
 
     def serve(self) -> Job | None:
@@ -128,6 +135,7 @@ class Agent:
             os.pipe() for _ in range(5)
         )
         watch = Watch(self.counters, self.requests, meta["limits"])
+        seed()
         pid = os.fork()
         if not pid:
             fds = stdin_r, stdout_w, stderr_w, report_w, sealed_r

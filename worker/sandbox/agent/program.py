@@ -1,5 +1,6 @@
 """The job's side of the fork: from a copy of the agent to the program, as another user, nothing of ours in reach."""
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ REPORT, SEALED = 3, 4
 RANDOM = ("numpy.random", "torch")
 """Modules with a generator of random numbers that, unlike Python's own, is not seeded anew after a fork. Where they are
 preloaded, every program would see the same numbers."""
+GENERATORS: "list[Any]" = []
+"""Generators of random numbers that libraries have made for themselves at their import; they are seeded anew, too."""
 NOTHING: Given = {"argv": [], "args": [], "env": {}, "files": []}
 """What is given to most programs, for which nothing is sent."""
 HARNESS = (
@@ -22,6 +25,25 @@ HARNESS = (
     "m.run(sys.argv[2:], %d, %d, None, *%r)"
 )
 """The command of a cold interpreter, whose first argument is the text of the harness."""
+
+
+def find_generators() -> None:
+    """Look for the generators of the modules that have been imported, except the one that Python itself seeds anew."""
+    module = sys.modules.get("random")
+    if module is not None:
+        known = (module._inst, *GENERATORS)
+        for each in gc.get_objects():
+            if isinstance(each, module.Random) and not any(each is one for one in known):
+                GENERATORS.append(each)
+
+
+def seed() -> None:
+    """Seed those generators anew, before a fork: in the child, every page that this touches would have to be copied."""
+    for name in RANDOM:
+        if name in sys.modules:
+            sys.modules[name].seed()
+    for generator in GENERATORS:
+        generator.seed()
 
 
 class Job:
@@ -57,9 +79,6 @@ class Job:
             raise OSError(self.problem)
         self._put(given["files"])
         if not argv:
-            for name in RANDOM:
-                if name in sys.modules:
-                    sys.modules[name].seed()
             interpreter.run(args, REPORT, SEALED if self.checked else -1, self.world, *self.told)
         self._execute(argv, args)
 

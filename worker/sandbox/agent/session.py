@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from . import kernel, wire
 from .keeper import HEEDED, NOT_STARTED, Become, Keeper
-from .program import Job
+from .program import Job, seed
 from .words import CLOSE, FEED, INTERRUPT, START
 
 
@@ -84,6 +84,7 @@ class Session:
 
     def _start(self, command: int, meta: wire.Start) -> Job | None:
         inbox, outbox = os.pipe()
+        seed()
         signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)  # until the keeper is ready to hear of them
         try:
             pid = os.fork()

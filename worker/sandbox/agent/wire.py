@@ -39,7 +39,9 @@ class Config(TypedDict):
     """The folder in which the commands of a session work."""
     env: dict[str, str]
     preload: list[str]
-    """Modules that the warm interpreter imports."""
+    """Modules that the warm interpreter imports for every program."""
+    imports: list[str]
+    """Modules that it imports because the programs of this sandbox do; what they take is part of a program's memory."""
     version: str
     """Of the agent; it is repeated in the greeting."""
     cold: str
