@@ -137,7 +137,7 @@ class Evaluation:
         """Run the program once per case, or once if there are none, until a case fails if the job is to stop early."""
         spec, shape = self.spec, shape_of(self.spec, self.image, binary)
         if self.imports is not None and (modules := self.imports.choose(self.image, slow(spec, self.settings))):
-            shape = self.pool.prefer(replace(shape, preload=modules))
+            shape = replace(shape, preload=modules)
         results: list[CaseResult] = []
         started, sandbox = 0.0, None
         patience, unchecked, room = True, True, TEXTS * spec.limits.output_bytes

@@ -52,6 +52,8 @@ class Wait:
     """A job that waits for a sandbox."""
 
     shape: Shape
+    wish: Shape
+    """The shape with the imports that the job would like to find; the same if sandboxes of this kind are there."""
     fresh: bool
     """Whether only a sandbox will do in which nothing has run yet."""
     number: int
@@ -185,16 +187,6 @@ class Pool:
             else:
                 self._put(sandbox)
 
-    def prefer(self, shape: Shape) -> Shape:
-        """Return this shape if there is a sandbox of its kind. Otherwise start one in the background, and return the
-        shape without imports, so that no job waits for them."""
-        stock = self._stock(shape)
-        if stock.alive:
-            return shape
-        if self._lending and not stock.starting and self._make_room(stock):
-            self._spawn(self._bring(self._start(shape), stock))
-        return replace(shape, preload=())
-
     @asynccontextmanager
     async def _every_slot(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as held, self._alone:
@@ -279,21 +271,23 @@ class Pool:
         """Wait for a sandbox of this kind, and set the limits of this shape on it."""
         if not self._lending:
             raise PoolClosed("this worker is shutting down")
-        loop, stock = asyncio.get_running_loop(), self._stock(shape)
-        self._stocks[shape.kind] = self._stocks.pop(shape.kind)  # now the last one to make room
-        wait = Wait(shape, fresh, next(self._numbers), asyncio.current_task(), loop.create_future())
+        loop, now = asyncio.get_running_loop(), self._at_hand(shape)
+        stock = self._stock(now)
+        self._stocks[now.kind] = self._stocks.pop(now.kind)  # now the last one to make room
+        wait = Wait(now, shape, fresh, next(self._numbers), asyncio.current_task(), loop.create_future())
         stock.queue(wait).append(wait)
         self._match()
         try:
             sandbox = await wait.got
         except asyncio.CancelledError:
-            if wait in stock.queue(wait):
-                stock.queue(wait).remove(wait)
+            queue = self._stock(wait.shape).queue(wait)
+            if wait in queue:
+                queue.remove(wait)
             elif not wait.got.cancelled() and wait.got.exception() is None:
                 self._put(wait.got.result())
             raise
         try:
-            limited = await sandbox.limit(shape)
+            limited = await sandbox.limit(wait.shape)
         except BaseException:
             self._destroy(sandbox, "limits not set")
             raise
@@ -301,7 +295,26 @@ class Pool:
             return sandbox
         self._destroy(sandbox, "limits not set")
         self._begin(wait.task)
-        return await self._start(shape)  # in its place
+        return await self._start(wait.shape)  # in its place
+
+    def _at_hand(self, shape: Shape) -> Shape:
+        """Return this shape or, if no sandbox has imported what it names, the same without imports, so that no job
+        waits for them; then such a sandbox is started in the background."""
+        stock = self._stock(shape)
+        if not shape.preload or stock.alive:
+            return shape
+        if not stock.starting and self._make_room(stock):
+            self._spawn(self._bring(self._start(shape), stock))
+        return replace(shape, preload=())
+
+    def _call_over(self, kind: Shape) -> None:
+        """Let the jobs that would like a sandbox of this kind wait for one from now on. They may be many: a worker
+        claims short jobs in bulk."""
+        stock, others = self._stock(kind), self._stock(replace(kind, preload=()))
+        for wait in [wait for wait in others.waits() if wait.wish.kind == kind]:
+            others.queue(wait).remove(wait)
+            wait.shape = wait.wish
+            stock.queue(wait).append(wait)
 
     def _match(self) -> None:
         """Give idle sandboxes to the jobs that wait for them, and start what is missing; those that came first are
@@ -341,6 +354,8 @@ class Pool:
     def _put(self, sandbox: Box) -> None:
         """Note that a sandbox is ready to be lent."""
         self._stock(sandbox.shape).idle.append(sandbox)
+        if sandbox.shape.preload:
+            self._call_over(sandbox.shape.kind)
         self._match()
 
     def _stock(self, shape: Shape) -> Stock:

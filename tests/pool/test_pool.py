@@ -370,25 +370,55 @@ def test_the_number_of_idle_sandboxes_is_bounded_by_the_slots_and_by_the_memory(
     assert size(2, 100) == 102
 
 
+READY = replace(SHAPE, preload=("numpy",))
+
+
 async def test_no_job_waits_until_a_sandbox_has_imported_something(pool: Pool, maker: Maker) -> None:
-    ready = replace(SHAPE, preload=("numpy",))
+    await pool.warm(SHAPE)
     maker.hold = asyncio.Event()
-    assert pool.prefer(ready) == SHAPE
-    assert pool.prefer(ready) == SHAPE  # and no second one is started for it
+    for _ in range(2):  # and no second one is started for it
+        async with pool.lend(READY) as sandbox:
+            assert sandbox.shape == SHAPE
     maker.hold.set()
     async with asyncio.timeout(PATIENCE):
-        while pool.prefer(ready) != ready:
+        while not any(made.shape == READY for made in maker.made):
             await asyncio.sleep(0)
-    async with pool.lend(ready) as sandbox:
-        assert sandbox.shape == ready
-    assert sum(made.shape == ready for made in maker.made) == 1
+    await asyncio.sleep(0)
+    async with pool.lend(READY) as sandbox:
+        assert sandbox.shape == READY
+    assert sum(made.shape == READY for made in maker.made) == 1
+
+
+async def test_jobs_that_wait_already_get_the_sandbox_that_has_imported_what_they_import(
+    pool: Pool, maker: Maker
+) -> None:
+    """A worker claims short jobs in bulk, so most of them wait when the first of them makes the pool start one."""
+    await pool.warm(SHAPE)
+    shapes: list[Shape] = []
+    go = asyncio.Event()
+
+    async def job() -> None:
+        async with pool.lend(READY) as sandbox:
+            shapes.append(sandbox.shape)
+            await go.wait()
+
+    jobs = [asyncio.create_task(job()) for _ in range(8)]
+    async with asyncio.timeout(PATIENCE):
+        while not any(made.shape == READY for made in maker.made) or not shapes:
+            await asyncio.sleep(0)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        go.set()
+        await asyncio.gather(*jobs)
+    assert shapes.count(READY) >= 4
+    assert len(shapes) == 8
 
 
 async def test_no_job_suffers_from_a_sandbox_that_could_not_import_something(pool: Pool, maker: Maker) -> None:
     ready = replace(OTHER, preload=("numpy",))
     maker.bad = {"b"}
     for _ in range(3):
-        assert pool.prefer(ready) == OTHER
+        assert pool._at_hand(ready) == OTHER
         await asyncio.sleep(0)
     maker.bad = set()
     async with pool.lend(OTHER) as sandbox:
