@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -142,10 +143,11 @@ def at_once(jobs: int, callers: int) -> Waits:
             raise RuntimeError(f"a job did not pass: {result.detail}")
         return time.perf_counter() - start
 
-    specs = trivial(jobs)
+    specs, contexts = trivial(jobs), [copy_context() for _ in range(jobs)]
     with ThreadPoolExecutor(callers) as threads:
         start = time.perf_counter()
-        seconds = list(threads.map(one, specs))
+        # The settings of this run belong to the context, which a plain thread does not inherit.
+        seconds = list(threads.map(lambda spec, context: context.run(one, spec), specs, contexts))
         return Waits(jobs / (time.perf_counter() - start), seconds)
 
 
