@@ -272,7 +272,25 @@ def using(chosen: Settings) -> Iterator[None]:
 def settings() -> Settings:
     """Return the settings that `using` has chosen, otherwise those of the environment, which is read again only if it
     has changed. Raises `SetupError`."""
-    return _chosen.get() or _load(tuple(item for item in os.environ.items() if item[0].upper().startswith(PREFIX)))
+    return _chosen.get() or _of_environment()
+
+
+_latest: tuple[object, Settings] | None = None
+"""The environment as it was when it was last read, and its settings."""
+
+
+def _of_environment() -> Settings:
+    global _latest
+    # This is asked several times for each job. Comparing the dictionary inside takes a microsecond, and decoding all
+    # variables takes thirty.
+    now = getattr(os.environ, "_data", None)
+    latest = _latest
+    if latest is not None and now is not None and now == latest[0]:
+        return latest[1]
+    seen = dict(now or ())  # before it is read: another thread may change it meanwhile
+    found = _load(tuple(item for item in os.environ.items() if item[0].upper().startswith(PREFIX)))
+    _latest = seen, found
+    return found
 
 
 @lru_cache(maxsize=4)
