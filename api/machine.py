@@ -13,9 +13,11 @@ images = typer.Typer(no_args_is_help=True, help="Build or list the sandbox image
 
 @images.command("build")
 def build(
-    recipe: Annotated[str, typer.Argument(help="Recipe of the image: python, code, notebook or science.")] = "python",
+    recipe: Annotated[
+        str, typer.Argument(help="Recipe of the image: python, code, notebook, science or busybox.")
+    ] = "python",
     tag: Annotated[
-        str | None, typer.Option(metavar="NAME:VERSION", help="Name of an image of your own, for --pip and --apt.")
+        str | None, typer.Option(metavar="NAME:VERSION", help="Name of the new image; required with --pip and --apt.")
     ] = None,
     pip: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Requirements file: Python packages to add, as wheels.")

@@ -67,7 +67,7 @@ def throughput(rounds: int, quick: bool, slots: int) -> Throughput:
 def main() -> None:
     """Measure everything, print the tables, and write `latest.json`."""
     options = argparse.ArgumentParser(prog="make bench")
-    options.add_argument("--quick", action="store_true", help="run a smaller benchmark, in under five minutes")
+    options.add_argument("--quick", action="store_true", help="run a smaller benchmark, in about ten minutes")
     quick = options.parse_args().quick
     slots, rounds = measure.slots_here(), 3 if quick else 5
     began = time.monotonic()

@@ -1,8 +1,8 @@
 """How many jobs a fleet of workers puts through one PostgreSQL, and what a fleet costs that has nothing to do.
 
-The workers are real but for their sandboxes and for Celery: each has its own connections, claims by itself, renews its
-leases, commits its results in groups, rings the bell in a real Redis and reconciles. A job only sleeps. Several workers
-share a process. PostgreSQL is started for this with its default settings.
+The workers are real, except that they have no sandboxes and no Celery: each has its own connections, claims by itself,
+renews its leases, commits its results in groups, rings the bell in a real Redis and reconciles. A job only sleeps.
+Several workers share a process. PostgreSQL is started for this with its default settings.
 """
 
 import argparse

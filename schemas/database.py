@@ -225,12 +225,7 @@ def _sqlite(url: str) -> Engine:
         connection.isolation_level = None  # `_begin` sends BEGIN instead of the driver
         connection.create_function("since_boot", 0, since_boot)
         connection.create_function("boot_id", 0, lambda: booted, deterministic=True)
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-            f"busy_timeout={BUSY_SECONDS * 1000:.0f}",
-            "foreign_keys=ON",
-        ):
+        for pragma in PRAGMAS:
             connection.execute(f"PRAGMA {pragma}").close()
 
     @event.listens_for(engine, "begin")

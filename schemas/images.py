@@ -13,6 +13,8 @@ from evalpool.schemas.version import version
 
 DEFAULTS = {"python": "image", "code": "code_image", "notebook": "notebook_image"}
 """Recipe of evalpool → the setting that names the image for jobs of its kind that name none."""
+OTHERS = {"evalpool/science:3.11": "science", "evalpool/busybox:1": "busybox"}
+"""The images of our other recipes."""
 
 
 def defaults(settings: Settings) -> dict[str, str]:
@@ -21,10 +23,12 @@ def defaults(settings: Settings) -> dict[str, str]:
 
 
 def remedy(name: str, settings: Settings) -> str:
-    """What to do if there is no image of this name: only the images that are the defaults of settings can be built."""
+    """What to do if there is no image of this name. Images of our recipes can be built; others must be fetched."""
     for recipe, setting in DEFAULTS.items():
         if name == Settings.model_fields[setting].default:
             return f"`evalpool images build {recipe}` builds it"
+    if name in OTHERS:
+        return f"`evalpool images build {OTHERS[name]}` builds it"
     pull = f"`docker pull {name}` fetches it from a registry"
     chosen = [f"EVALPOOL_{each.upper()}" for each in DEFAULTS.values() if name == getattr(settings, each)]
     return f"{pull}, or correct {' and '.join(chosen)}" if chosen else pull

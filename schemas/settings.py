@@ -178,8 +178,8 @@ class Settings(BaseSettings):
     max_uses: int = Field(default=1000, ge=1)
     """How many jobs a warm sandbox runs before it is replaced."""
     idle: int | None = Field(default=None, ge=1, le=4096)
-    """How many sandboxes a worker keeps beyond its slots, at most, so that jobs of other images find a warm one. Unset:
-    four for each slot, as far as an eighth of the machine's free memory has room for them."""
+    """How many sandboxes a worker keeps beyond its slots, at most, so that jobs with other images find a warm one.
+    Unset: four for each slot, or fewer if they would need more than an eighth of the machine's free memory."""
     max_attempts: int = Field(default=3, ge=1)
     """How often a job is tried before failures of evalpool end it as `sandbox_error`."""
     max_cpu_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)

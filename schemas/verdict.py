@@ -48,7 +48,7 @@ class State(StrEnum):
 
     @classmethod
     def of(cls, stored: str) -> "State":
-        """The state that the caller of a job sees whose row has this state."""
+        """The state that a caller sees if the job's row has this state."""
         return cls.QUEUED if stored in WAITING else cls(stored)
 
     @property
@@ -69,9 +69,9 @@ HELD = "held"
 FINAL = (State.FINISHED, State.CANCELLED)
 """The states of jobs that have a result."""
 WAITING: tuple[str, ...] = (State.QUEUED, TWIN, HELD)
-"""The states of rows whose jobs that have no result yet and are not running."""
+"""The states of rows whose jobs have no result yet and are not running."""
 OPEN = (*WAITING, State.RUNNING)
-"""The states of rows whose jobs that have no result yet."""
+"""The states of rows whose jobs have no result yet."""
 
 
 class Priority(StrEnum):

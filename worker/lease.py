@@ -87,7 +87,7 @@ class Leases:
         return held.stopped if held is not None and held.lease is lease else None
 
     async def keep(self) -> None:
-        """Renew all leases, for ever, and stop the jobs that this worker may no longer run."""
+        """Check all leases for ever, renew those that are due, and stop the jobs that this worker may no longer run."""
         while True:
             await asyncio.sleep(min(1.0, self._seconds / 3))
             if not self._held:

@@ -116,7 +116,10 @@ class _Recipe(BaseModel):
     def extended(self, tag: str | None, apt: Path | None, pip: Path | None) -> "_Recipe":
         if tag is None:
             if apt or pip:
-                raise InvalidAddition("An image with added packages needs a name of its own: --tag lab/science:1.")
+                raise InvalidAddition(
+                    "An image with added packages needs a name of its own. Choose one with --tag, for example "
+                    "--tag lab/science:1."
+                )
             return self
         if self.python is None and pip:
             raise InvalidAddition(f"{self.tag} has no Python that could use the packages of {pip}.")

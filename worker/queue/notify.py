@@ -39,7 +39,7 @@ class Bell:
             pipe.execute()
 
     def subscription(self) -> "redis.client.PubSub":
-        """Return a new connection on which channels can be subscribed; its caller closes it."""
+        """Return a new connection that can subscribe to channels; its caller closes it."""
         return self.client.pubsub()  # type: ignore[no-any-return]
 
     def close(self) -> None:
