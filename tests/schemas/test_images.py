@@ -50,6 +50,7 @@ def test_the_digest_of_a_job_depends_on_its_image_and_on_how_programs_are_run() 
     ("name", "remedy"),
     [
         ("evalpool/code:12", "`evalpool images build code` builds it"),
+        ("evalpool/science:3.11", "`evalpool images build science` builds it"),
         ("other:1", "`docker pull other:1` fetches it from a registry"),
         ("mine:1", "`docker pull mine:1` fetches it from a registry, or correct EVALPOOL_IMAGE"),
         ("own:1", "`docker pull own:1` fetches it from a registry, or correct EVALPOOL_CODE_IMAGE"),
