@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlmodel import SQLModel
 
 from evalpool.schemas import (
@@ -22,6 +22,7 @@ from evalpool.schemas import (
     SchemaMismatch,
     State,
     Verdict,
+    statements,
 )
 from evalpool.schemas.database import Database
 from evalpool.schemas.entries import Single
@@ -348,6 +349,30 @@ def test_single_jobs_that_are_stored_together_are_batches_of_their_own(store: St
     leases = store.claim(9, "w", 60).leases
     assert [(lease.batch_id, lease.spec) for lease in leases] == [(each.batch_id, each.spec) for each in singles]
     assert {lease.image for lease in leases} == {"i"}
+
+
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
+def test_the_length_of_a_statement_is_bounded_however_long_the_rows_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL refuses messages of 1 GiB."""
+    monkeypatch.setattr(statements, "LONGEST", 3000)
+    longest = 0
+
+    def measure(*args: Any) -> None:
+        nonlocal longest
+        longest = max(longest, 0, *(len(value) for value in args[3].values() if isinstance(value, str)))
+
+    event.listen(store.database.engine, "before_cursor_execute", measure)
+    store.add_batch("b", [JobSpec(code="x" * 1000)] * 10, None, None)
+    leases = store.claim(10, "w", 60).leases
+    texts = [str(number) * 1000 for number in range(9)] + ["9" * 3500]
+    cases = (CaseResult(index=0, verdict=Verdict.PASSED, stdout="y" * 1000),)
+    results = [result(lease, stdout=text, cases=cases) for lease, text in zip(leases, texts, strict=True)]
+    assert store.record(results) == {lease.job_id for lease in leases}
+    assert longest < 6000  # the longest row by itself
+    assert [each.stdout for each in store.batch_results("b")] == texts
+    assert store.record(results) == set()
 
 
 def test_threads_and_processes_that_write_wait_for_each_other(store: Store) -> None:
