@@ -2,13 +2,16 @@
 found again by their ids."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
+
+from sqlalchemy.exc import IntegrityError
 
 from evalpool.api.combiner import Combiner
 from evalpool.api.connections import TOGETHER, bell, ear, fleet, store
@@ -44,6 +47,9 @@ NAME = 1000
 """Characters that a batch's name, or an idempotency key, may have."""
 
 H = TypeVar("H", Job, BatchHandle)
+
+_numbers: dict[int, Iterator[int]] = {}
+"""What numbers the batches of this process. A random number in each id would soon be drawn twice in a millisecond."""
 
 
 class JobFields(TypedDict, total=False):
@@ -220,8 +226,9 @@ def _whole(batch_id: str, key: str | None) -> Iterator[None]:
     be repeated."""
     try:
         yield
-    except BaseException:
-        if key is None:
+    except BaseException as error:
+        # After an `IntegrityError`, the batch of this id is not ours.
+        if key is None and not isinstance(error.__cause__, IntegrityError):
             with suppress(EvalpoolError):  # it may not be stored yet, or the database may be away
                 store().cancel(batch_id=batch_id)
         raise
@@ -362,7 +369,8 @@ def _storable(text: str) -> bool:
 
 def _new_id() -> str:
     # It sorts by time, and says on which channel the bell rings for it (see `worker.queue.notify`).
-    return f"{time.time_ns() // 1_000_000:012x}{origin()}{secrets.token_hex(3)}"
+    number = next(_numbers.setdefault(os.getpid(), count(secrets.randbits(24)))) & 0xFFFFFF
+    return f"{time.time_ns() // 1_000_000:012x}{origin()}{number:06x}"
 
 
 def submissions() -> Combiner[Single, QueueUnavailable | None]:

@@ -75,7 +75,8 @@ def _opening(postgres: bool) -> Any:
         "about": given("new_about"), "todo": given("new_todo"), "pins": given("new_pins"), "created_at": clock(),
     }  # fmt: skip
     add: Any = (postgresql if postgres else sqlite).insert(BATCHES)
-    return add.values(batch).on_conflict_do_nothing().returning(BATCHES.c.id)
+    # Only for the key: another batch with this id would be an error.
+    return add.values(batch).on_conflict_do_nothing(index_elements=["idempotency_key"]).returning(BATCHES.c.id)
 
 
 _open = Statement(_opening)

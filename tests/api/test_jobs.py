@@ -7,11 +7,12 @@ import pytest
 import redis
 from sqlalchemy import text
 
-from evalpool.api import get_batch, get_job, submit_batch, submit_job
+from evalpool.api import get_batch, get_job, jobs, submit_batch, submit_job
 from evalpool.api.jobs import JobFields, submit_stream
 from evalpool.schemas import (
     BatchNotFound,
     Case,
+    DatabaseUnavailable,
     IdempotencyConflict,
     InvalidJob,
     JobNotFound,
@@ -123,6 +124,28 @@ def test_ids_sort_by_the_time_of_submission(store: Store, redis_url: str) -> Non
     while (later := submit_job(code="x").id)[:12] == first[:12]:  # within the same millisecond
         pass
     assert first < later
+
+
+def test_ids_of_the_same_millisecond_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
+    ours = {jobs._new_id() for _ in range(50_000)}
+    assert len(ours) == 50_000
+    monkeypatch.setattr("os.getpid", lambda: -1)  # a process that was forked
+    assert ours.isdisjoint(jobs._new_id() for _ in range(100))
+
+
+@pytest.mark.redis
+def test_a_submission_whose_id_exists_leaves_that_batch_alone(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_batch([{"code": "another batch"}])
+    first = submit_batch([{"code": "x"}])
+    monkeypatch.setattr(jobs, "_new_id", lambda: first.id)
+    for submit in (lambda: submit_batch([{"code": "y"}]), lambda: submit_stream([JobSpec(code="y")], 1)):
+        with pytest.raises(DatabaseUnavailable):
+            submit()
+    assert states(store) == {"queued": 2}
+    assert store.stored(first.id, 0, 9) == ['{"code":"x"}']
 
 
 @pytest.mark.redis
