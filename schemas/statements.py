@@ -95,13 +95,9 @@ class Statement:
 class Insertion:
     """Inserts rows that have exactly these columns. Rows that exist already stay as they are."""
 
-    def __init__(
-        self, table: Any, columns: Sequence[str], *, returned: str | None = None, sum_of: str = "", strict: bool = False
-    ) -> None:
-        """With `sum_of`, the value of this column is added to that of the row that exists. With `strict`, a row that
-        exists is an error."""
-        self._table, self._columns, self._returned = table, tuple(columns), returned
-        self._sum_of, self._strict = sum_of, strict
+    def __init__(self, table: Any, columns: Sequence[str], *, returned: str | None = None, sum_of: str = "") -> None:
+        """With `sum_of`, the value of this column is added to that of the row that exists."""
+        self._table, self._columns, self._returned, self._sum_of = table, tuple(columns), returned, sum_of
         self._packed = tuple(name for name in columns if isinstance(table.c[name].type, Packed))
         self._statement = Statement(self._build, self._columns)
         key = table.c[returned or columns[0]]
@@ -138,7 +134,7 @@ class Insertion:
         if self._sum_of:
             total = self._table.c[self._sum_of] + add.excluded[self._sum_of]
             add = add.on_conflict_do_update(index_elements=self._table.primary_key, set_={self._sum_of: total})
-        elif not self._strict:
+        else:
             add = add.on_conflict_do_nothing()
         return add.returning(self._table.c[self._returned]) if postgres and self._returned else add
 

@@ -351,6 +351,15 @@ def test_single_jobs_that_are_stored_together_are_batches_of_their_own(store: St
     assert {lease.image for lease in leases} == {"i"}
 
 
+def test_single_jobs_can_be_stored_again_after_a_commit_whose_acknowledgement_was_lost(store: Store) -> None:
+    singles = [Single(f"b{number}", JobSpec(code="x"), "i") for number in range(3)]
+    store.add_singles(singles[:2])
+    (lease,) = store.claim(1, "w", 60).leases
+    store.add_singles(singles)
+    assert store.progress(lease.batch_id).running == 1
+    assert len(store.claim(9, "w", 60).leases) == 2
+
+
 @pytest.mark.parametrize("store", ["postgresql"], indirect=True)
 def test_the_length_of_a_statement_is_bounded_however_long_the_rows_are(
     store: Store, monkeypatch: pytest.MonkeyPatch
