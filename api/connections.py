@@ -28,6 +28,8 @@ FRESH = 0.5
 
 _opening = threading.Lock()
 """Two threads that ask at once must get the same connection pool."""
+_asking = threading.Lock()
+"""One thread at a time lists the workers. Event loops open the ear in their own thread, and must not wait for it."""
 _fleets: dict[Store, tuple[float, Fleet]] = {}
 
 
@@ -61,7 +63,7 @@ def fleet() -> Fleet:
     """The live workers that can claim what is submitted here. The list is cached for `FRESH` seconds, so that most
     submissions cost no extra query."""
     ledger = store()
-    with _opening:
+    with _asking:
         asked, found = _fleets.get(ledger, (-FRESH, Fleet()))
         if time.monotonic() - asked >= FRESH:
             found = ledger.fleet(settings().lease_seconds)
