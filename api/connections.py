@@ -81,6 +81,11 @@ class _Translated(Database):
             yield connection
 
     @contextmanager
+    def glance(self) -> Iterator[Connection]:
+        with _translated(), super().glance() as connection:
+            yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         with _translated(), super().write() as connection:
             yield connection
