@@ -36,9 +36,15 @@ class Combiner(Generic[A, R]):
     """Carries out calls in groups. A call that comes alone is carried out at once; those that come meanwhile are
     carried out together afterwards, by the first of their threads."""
 
-    def __init__(self, act: Callable[[Sequence[A]], Sequence[R]], most: int) -> None:
-        """Use `act`, which returns an answer for each call that it is given, for groups of at most `most` calls."""
-        self._act, self._most = act, most
+    def __init__(
+        self,
+        act: Callable[[Sequence[A]], Sequence[R]],
+        most: int,
+        fails_all: Callable[[Exception], bool] = lambda _error: False,
+    ) -> None:
+        """Use `act`, which returns an answer for each call that it is given, for groups of at most `most` calls.
+        `fails_all` says whether an error would be that of each call of the group alone, too."""
+        self._act, self._most, self._fails_all = act, most, fails_all
         self._waiting: deque[_Call[A]] = deque()
         """The calls that are not done, in the order of their arrival."""
         self._group: Sequence[_Call[A]] = ()
@@ -82,8 +88,9 @@ class Combiner(Generic[A, R]):
         try:
             answers = self._act([call.given for call in group])
         except Exception as error:
-            if len(group) == 1:
-                group[0].error, group[0].done = error, True
+            if len(group) == 1 or self._fails_all(error):
+                for call in group:
+                    call.error, call.done = error, True
             else:  # one of them may have caused it, and must not fail the others
                 for call in group:
                     self._answer([call])

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, exc
 
 from evalpool.api.combiner import Combiner
 from evalpool.api.ear import Ear
@@ -95,8 +94,13 @@ class _Translated(Database):
 def _translated() -> Iterator[None]:
     try:
         yield
-    except SQLAlchemyError as error:
+    except exc.SQLAlchemyError as error:
         raise DatabaseUnavailable(f"the database failed: {cause(error)}") from error
+
+
+def away(error: Exception) -> bool:
+    """Whether the database did not answer, whatever it was asked."""
+    return isinstance(error.__cause__, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
 
 
 # One for each process: two processes that share a connection after a fork would mix up their messages.
@@ -121,4 +125,4 @@ def _readings(ledger: Store) -> Combiner[str, Result | None]:
         found = {result.job_id: result for part in ledger.results(job_ids) for result in part}
         return [found.get(job_id) for job_id in job_ids]
 
-    return Combiner(read, TOGETHER)
+    return Combiner(read, TOGETHER, away)

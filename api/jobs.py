@@ -14,7 +14,7 @@ from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 from sqlalchemy.exc import IntegrityError
 
 from evalpool.api.combiner import Combiner
-from evalpool.api.connections import TOGETHER, bell, ear, fleet, store
+from evalpool.api.connections import TOGETHER, away, bell, ear, fleet, store
 from evalpool.api.ear import origin
 from evalpool.api.handles import BatchHandle, Job
 from evalpool.api.receiver import in_background
@@ -391,7 +391,7 @@ def _submissions(ledger: Store, ringing: Bell) -> Combiner[Single, QueueUnavaila
             return [_unavailable(single.batch_id, error) for single in singles]
         return [None] * len(singles)
 
-    return Combiner(submit, TOGETHER)
+    return Combiner(submit, TOGETHER, away)
 
 
 def _wake(batch_id: str, what: str, priority: Priority) -> QueueUnavailable | None:

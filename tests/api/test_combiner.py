@@ -70,6 +70,23 @@ def test_a_call_that_fails_does_not_fail_the_others_of_its_group() -> None:
     assert combiner.call(6) == 12
 
 
+def test_an_error_that_would_be_that_of_every_call_is_given_to_all_at_once() -> None:
+    """While the database is away, a hundred callers must not wait for a hundred timeouts."""
+    act = Doubler()
+    combiner: Combiner[int, int] = Combiner(act, 100, lambda error: isinstance(error, ValueError))
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(combiner.call, 0)
+        eventually(lambda: act.groups)
+        others = [threads.submit(combiner.call, number) for number in (5, 13)]
+        eventually(lambda: len(combiner._waiting) == 3)
+        act.go.set()
+        assert first.result(PATIENCE) == 0
+        for other in others:
+            with pytest.raises(ValueError, match="13 cannot be doubled"):
+                other.result(PATIENCE)
+    assert len(act.groups) == 2
+
+
 def test_a_call_that_is_repeated_alone_does_not_wait_for_the_rest_of_its_group() -> None:
     go = [threading.Event() for _ in range(4)]
 

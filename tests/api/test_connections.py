@@ -1,16 +1,20 @@
 """What is opened once in a process, and how it fails."""
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import exc
 
 from evalpool.api import connections as module
 from evalpool.api import get_job, submit_job
+from evalpool.api.jobs import submissions
 from evalpool.schemas import DatabaseUnavailable
+from evalpool.schemas.entries import Single
 from evalpool.schemas.fleet import Fleet
 from evalpool.schemas.store import Store
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, eventually
 from tests.faults.servers import PostgresServer
 from tests.schemas.conftest import postgres  # noqa: F401 - a fixture
 
@@ -53,3 +57,29 @@ def test_a_failure_of_postgresql_is_raised_as_an_error_of_ours(
         with pytest.raises(DatabaseUnavailable, match="jobs"):
             ask()
     module.store().database.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "away"), [(exc.OperationalError, True), (exc.InterfaceError, True), (exc.DataError, False)]
+)
+def test_only_an_absent_database_fails_all_submissions_of_a_group_at_once(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch, kind: type[exc.DBAPIError], away: bool
+) -> None:
+    groups: list[int] = []
+    go = threading.Event()
+
+    def fail(_store: Store, singles: Sequence[Single]) -> None:
+        groups.append(len(singles))
+        assert go.wait(PATIENCE)
+        with module._translated():
+            raise kind("INSERT", {}, Exception("it failed"))
+
+    monkeypatch.setattr(Store, "add_singles", fail)
+    with ThreadPoolExecutor(4) as threads:
+        submitted = [threads.submit(submit_job, code="x") for _ in range(4)]
+        eventually(lambda: len(submissions()._waiting) == 4)
+        go.set()
+        for each in submitted:
+            with pytest.raises(DatabaseUnavailable):
+                each.result(PATIENCE)
+    assert groups == ([1, 3] if away else [1, 3, 1, 1, 1])
