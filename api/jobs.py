@@ -95,8 +95,10 @@ def _submit_one(spec: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, A
     ceilings.check(given.limits, settings())
     batch_id, (place,) = _new_id(), _images([given])
     rings = ear().expect(batch_id)
+    single = Single(batch_id, given, place)
     with _whole(batch_id, None):
-        unreachable = submissions().call(Single(batch_id, given, place))
+        submissions().call(single)
+        unreachable = wakes().call(single)
     if unreachable is not None:
         raise unreachable
     return Job(job_id(batch_id, 0), rings)
@@ -373,16 +375,29 @@ def _new_id() -> str:
     return f"{time.time_ns() // 1_000_000:012x}{origin()}{number:06x}"
 
 
-def submissions() -> Combiner[Single, QueueUnavailable | None]:
-    """What submits single jobs. Threads that submit at the same time share a transaction and a wake-up. An answer is
-    the error to raise if the job is stored but Redis does not answer."""
-    return _submissions(store(), bell())
+def submissions() -> Combiner[Single, None]:
+    """What stores single jobs. Threads that submit at the same time share a transaction."""
+    return _submissions(store())
+
+
+def wakes() -> Combiner[Single, QueueUnavailable | None]:
+    """What wakes a worker for stored single jobs. An answer is the error to raise if Redis does not answer: that takes
+    seconds, in which others go on storing jobs."""
+    return _wakes(bell())
 
 
 @cache
-def _submissions(ledger: Store, ringing: Bell) -> Combiner[Single, QueueUnavailable | None]:
-    def submit(singles: Sequence[Single]) -> list[QueueUnavailable | None]:
+def _submissions(ledger: Store) -> Combiner[Single, None]:
+    def submit(singles: Sequence[Single]) -> list[None]:
         ledger.add_singles(singles)
+        return [None] * len(singles)
+
+    return Combiner(submit, TOGETHER, away)
+
+
+@cache
+def _wakes(ringing: Bell) -> Combiner[Single, QueueUnavailable | None]:
+    def wake_for(singles: Sequence[Single]) -> list[QueueUnavailable | None]:
         urgent = min((single.spec.priority for single in singles), key=list(Priority).index)
         more = f" and {len(singles) - 1} others" if len(singles) > 1 else ""
         try:
@@ -391,7 +406,7 @@ def _submissions(ledger: Store, ringing: Bell) -> Combiner[Single, QueueUnavaila
             return [_unavailable(single.batch_id, error) for single in singles]
         return [None] * len(singles)
 
-    return Combiner(submit, TOGETHER, away)
+    return Combiner(wake_for, TOGETHER)
 
 
 def _wake(batch_id: str, what: str, priority: Priority) -> QueueUnavailable | None:

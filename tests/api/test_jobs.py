@@ -1,6 +1,8 @@
 """A submission is validated as a whole, committed at once, and then announced in Redis."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from evalpool.schemas import (
 from evalpool.schemas.store import Store
 from evalpool.worker.queue.celery import QUEUES
 from tests.api.conftest import rows
+from tests.conftest import PATIENCE, eventually
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -164,6 +167,28 @@ def test_without_redis_the_rows_stay_and_the_error_says_so(store: Store, monkeyp
         submit_batch([{"code": "x"}, {"code": "y"}])
     assert get_batch(caught.value.batch_id).progress().queued == 2
     assert len(store.claim(9, "w", 60).leases) == 2
+
+
+@pytest.mark.redis
+def test_a_frozen_redis_does_not_delay_the_commits_of_others(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, go = threading.Event(), threading.Event()
+
+    def freeze(*_: object) -> None:
+        frozen.set()
+        assert go.wait(PATIENCE)
+
+    monkeypatch.setattr(jobs, "wake", freeze)
+    with ThreadPoolExecutor(2) as threads:
+        submitted = [threads.submit(submit_job, code="x")]
+        assert frozen.wait(PATIENCE)
+        submitted.append(threads.submit(submit_job, code="y"))
+        try:
+            eventually(lambda: states(store) == {"queued": 2}, 10)
+        finally:
+            go.set()
+        assert len({each.result(PATIENCE).id for each in submitted}) == 2
 
 
 @pytest.mark.redis
