@@ -5,6 +5,7 @@ All batches that this process submits share a channel, which is subscribed once.
 rows decide: whenever something may have been missed, callers are told to read them.
 """
 
+import logging
 import os
 import secrets
 import threading
@@ -20,6 +21,8 @@ import redis
 from evalpool.schemas.rows import batch_of
 from evalpool.worker.queue.notify import Bell, channel, ids_in
 from evalpool.worker.queue.publish import UNREACHABLE
+
+log = logging.getLogger("evalpool.ear")
 
 QUIET = 1.0
 """Seconds without the bell after which callers read the rows, and seconds for which nobody must wait until the
@@ -88,12 +91,13 @@ class Ear:
     @contextmanager
     def listen(self, batch_id: str, hearer: Hearer) -> Iterator[None]:
         """Let `hearer` hear of a batch. Read the rows after entering, since earlier rings are missed."""
-        with self._lock:
-            self._waiting.setdefault(batch_id, set()).add(hearer)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep, name="evalpool-ear", daemon=True)
-                self._thread.start()
         try:
+            with self._lock:
+                self._waiting.setdefault(batch_id, set()).add(hearer)
+                if self._thread is None:
+                    thread = threading.Thread(target=self._keep, name="evalpool-ear", daemon=True)
+                    thread.start()
+                    self._thread = thread
             yield
         finally:
             with self._lock:
@@ -108,7 +112,9 @@ class Ear:
                 with closing(self._bell.subscription()) as pubsub:
                     self._follow(pubsub)
                     return
-            except (*UNREACHABLE, ValueError):  # the latter if the client is closed meanwhile
+            except Exception as error:
+                if not isinstance(error, (*UNREACHABLE, ValueError)):  # the latter if the client is closed meanwhile
+                    log.exception("listening failed", extra={"action": "bug"})
                 with self._lock:
                     self._subscribed.clear()
                 if self._alone():

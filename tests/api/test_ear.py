@@ -11,6 +11,7 @@ from sqlalchemy import event
 from evalpool.api import Job, submit_job
 from evalpool.api.connections import ear
 from evalpool.api.connections import store as own_store
+from evalpool.api.ear import Ear
 from evalpool.schemas import JobSpec
 from evalpool.schemas.store import Store
 from tests.api.conftest import Finish
@@ -97,3 +98,50 @@ def test_a_job_of_another_process_is_heard_of(store: Store, finish: Finish) -> N
         waiting = threads.submit(Job(f"{foreign}-000000").result, PATIENCE)
         finish([f"{foreign}-000000"])
         assert waiting.result().batch_id == foreign
+
+
+def test_a_thread_that_cannot_be_started_leaves_the_ear_as_it_was(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventually(lambda: not ears())
+    job = submit_job(code="x")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            job.result(timeout=1)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(job.result, PATIENCE)
+        try:
+            eventually(listening, 10)
+        finally:
+            finish([job.id])
+        waiting.result()
+
+
+def test_the_ear_listens_again_after_an_error_of_any_kind(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+    deliver = Ear._deliver
+
+    def fail_once(ear: Ear, message: object) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise KeyError("a bug")
+        deliver(ear, message)
+
+    eventually(lambda: not ears())
+    monkeypatch.setattr(Ear, "_deliver", fail_once)
+    job = submit_job(code="x")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(job.result, PATIENCE)
+        try:
+            eventually(listening, 10)
+        finally:
+            finish([job.id])
+        waiting.result()
+    assert failed.is_set()
