@@ -10,6 +10,7 @@ import os
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from queue import Empty, SimpleQueue
@@ -78,6 +79,9 @@ class Ear:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         """Protects all of the above."""
+        self._leaving: deque[tuple[str, Hearer]] = deque()
+        """Those who no longer wait. The garbage collector may end their waiting anywhere, even where this thread holds
+        the lock, so they do not take it."""
 
     def expect(self, batch_id: str) -> Rings | None:
         """Hear of a batch that is about to be submitted here, as long as the value is kept. Returns `None` while the
@@ -100,10 +104,7 @@ class Ear:
                     self._thread = thread
             yield
         finally:
-            with self._lock:
-                self._waiting[batch_id].discard(hearer)
-                if not self._waiting[batch_id]:
-                    del self._waiting[batch_id]
+            self._leaving.append((batch_id, hearer))
 
     def _keep(self) -> None:
         """Listen until nobody has waited for a while. While Redis cannot be reached, callers read the rows."""
@@ -126,6 +127,7 @@ class Ear:
         needed = time.monotonic()
         while True:
             with self._lock:
+                self._let_go()
                 more = {self._own, *map(channel, self._waiting)} - wanted
                 if self._waiting:
                     needed = time.monotonic()
@@ -139,11 +141,21 @@ class Ear:
     def _alone(self) -> bool:
         """End the thread if nobody waits. Returns whether it ends."""
         with self._lock:
+            self._let_go()
             if self._waiting:
                 return False
             self._subscribed.clear()
             self._thread = None
             return True
+
+    def _let_go(self) -> None:
+        """Forget those who no longer wait. The caller holds the lock."""
+        while self._leaving:
+            batch_id, hearer = self._leaving.popleft()
+            hearers = self._waiting.get(batch_id, set())
+            hearers.discard(hearer)
+            if not hearers:
+                self._waiting.pop(batch_id, None)
 
     def _deliver(self, message: object) -> None:
         if not isinstance(message, dict) or message["type"] not in ("subscribe", "message"):

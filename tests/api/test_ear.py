@@ -8,7 +8,7 @@ import pytest
 import redis
 from sqlalchemy import event
 
-from evalpool.api import Job, submit_job
+from evalpool.api import Job, submit_batch, submit_job
 from evalpool.api.connections import ear
 from evalpool.api.connections import store as own_store
 from evalpool.api.ear import Ear
@@ -145,3 +145,19 @@ def test_the_ear_listens_again_after_an_error_of_any_kind(
             finish([job.id])
         waiting.result()
     assert failed.is_set()
+
+
+def test_waiting_may_be_ended_by_the_garbage_collector_while_the_ear_is_locked(store: Store, redis_url: str) -> None:
+    steps = submit_batch([{"code": "x"}]).watch(0)
+    for _ in range(2):
+        next(steps)  # the second one listens
+
+    def collect() -> None:
+        with ear()._lock:
+            steps.close()  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    eventually(lambda: not ears())
