@@ -117,7 +117,7 @@ class Ear:
                 if not isinstance(error, (*UNREACHABLE, ValueError)):  # the latter if the client is closed meanwhile
                     log.exception("listening failed", extra={"action": "bug"})
                 with self._lock:
-                    self._subscribed.clear()
+                    self._miss()
                 if self._alone():
                     return
                 time.sleep(QUIET)
@@ -144,7 +144,7 @@ class Ear:
             self._let_go()
             if self._waiting:
                 return False
-            self._subscribed.clear()
+            self._miss()
             self._thread = None
             return True
 
@@ -157,18 +157,26 @@ class Ear:
             if not hearers:
                 self._waiting.pop(batch_id, None)
 
+    def _miss(self) -> None:
+        """Note that something may have been missed: whoever holds a handle will read the rows first. The caller holds
+        the lock."""
+        self._subscribed.discard(self._own)
+        for rings in list(self._expected.values()):
+            rings.hear(None)
+        self._expected.clear()
+
     def _deliver(self, message: object) -> None:
         if not isinstance(message, dict) or message["type"] not in ("subscribe", "message"):
             return
         heard_on = message["channel"].decode()
         ids = ids_in(message["data"], heard_on) if message["type"] == "message" else None
         with self._lock:
-            if message["type"] == "subscribe":
-                self._subscribed.add(heard_on)
             rung: dict[str, list[str] | None] = {}
-            if ids is None:  # listening begins here, or the message is not one of ours
-                batches = {*self._waiting, *self._expected}
-                rung = {batch_id: None for batch_id in batches if channel(batch_id) == heard_on}
+            if ids is None:  # listening begins here, or again, or the message is not one of ours
+                rung = {batch_id: None for batch_id in self._waiting if channel(batch_id) == heard_on}
+                if heard_on == self._own:
+                    self._miss()
+                self._subscribed.add(heard_on)
             for job_id in ids or ():
                 rung[batch_of(job_id)] = [*(rung.get(batch_of(job_id)) or ()), job_id]
             heard = [(hearer, rung[batch_id]) for batch_id in rung for hearer in self._of(batch_id)]

@@ -161,3 +161,21 @@ def test_waiting_may_be_ended_by_the_garbage_collector_while_the_ear_is_locked(s
     thread.join(10)
     assert not thread.is_alive()
     eventually(lambda: not ears())
+
+
+def test_a_handle_that_is_held_while_the_ear_ends_hears_of_it_once(store: Store, finish: Finish) -> None:
+    held = None
+    for _ in range(3):
+        job = submit_job(code="x")
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(job.result, PATIENCE)
+            eventually(listening)
+            held = held or submit_job(code="x")
+            finish([job.id])
+            waiting.result()
+        eventually(lambda: not ears())
+    assert held is not None
+    assert held._rings is not None
+    assert held._rings._heard.qsize() == 1
+    finish([held.id], ring=False)
+    assert held.result(timeout=PATIENCE).job_id == held.id
