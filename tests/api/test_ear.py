@@ -1,5 +1,6 @@
 """One thread with one connection hears the bell for all callers of a process."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,9 +12,10 @@ from sqlalchemy import event
 from evalpool.api import Job, submit_batch, submit_job
 from evalpool.api.connections import ear
 from evalpool.api.connections import store as own_store
-from evalpool.api.ear import Ear
+from evalpool.api.ear import Ear, Rings
 from evalpool.schemas import JobSpec
 from evalpool.schemas.store import Store
+from evalpool.worker.queue.notify import channel
 from tests.api.conftest import Finish
 from tests.conftest import PATIENCE, eventually
 
@@ -161,6 +163,34 @@ def test_waiting_may_be_ended_by_the_garbage_collector_while_the_ear_is_locked(s
     thread.join(10)
     assert not thread.is_alive()
     eventually(lambda: not ears())
+
+
+def test_a_channel_on_which_nobody_waits_any_more_is_left(store: Store, finish: Finish, redis_url: str) -> None:
+    foreign = "0123456789abffff000000"
+    store.add_batch(foreign, [JobSpec(code="x")], None, None)
+    job = submit_job(code="x")
+    with redis.Redis.from_url(redis_url) as client, ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(each.result, PATIENCE) for each in (job, Job(f"{foreign}-000000"))]
+        eventually(lambda: len(client.pubsub_channels("evalpool.done.*")) == 2)
+        finish([f"{foreign}-000000"])
+        try:
+            eventually(lambda: client.pubsub_channels("evalpool.done.*") == [channel(job.batch_id).encode()], 10)
+        finally:
+            finish([job.id])
+        assert [each.result().job_id for each in waiting] == [job.id, f"{foreign}-000000"]
+
+
+def test_a_message_is_divided_by_batches_whatever_its_order(store: Store, redis_url: str) -> None:
+    batches = [submit_batch([{"code": "x"}] * 3).id for _ in range(2)]
+    ids = [f"{batch}-{seq:06d}" for seq in range(3) for batch in batches]
+    rings = [Rings(), Rings()]
+    with ear().listen(batches[0], rings[0]), ear().listen(batches[1], rings[1]):
+        message = {"type": "message", "channel": channel(batches[0]).encode(), "data": json.dumps(ids).encode()}
+        ear()._deliver(message)
+        for each, expected in zip(rings, (ids[::2], ids[1::2]), strict=True):
+            while (heard := each.wait(PATIENCE)) is None:  # the subscription
+                pass
+            assert heard == expected
 
 
 def test_a_handle_that_is_held_while_the_ear_ends_hears_of_it_once(store: Store, finish: Finish) -> None:
