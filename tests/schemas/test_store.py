@@ -158,6 +158,17 @@ def test_a_lease_is_prolonged_when_a_third_of_its_time_is_over(store: Store) -> 
     assert after[1] >= before[1] + 20
 
 
+def test_a_lease_is_renewed_after_the_clock_of_the_database_was_set_back(store: Store) -> None:
+    store.add_batch("b", JOBS[:2], None, None)
+    store.claim(2, "w", 60)
+    with store.database.write() as db:
+        db.execute(text("UPDATE jobs SET lease_until = lease_until + 3600 WHERE id = 'b-000000'"))
+    assert store.renew({"b-000000": 1, "b-000001": 1}, "w", 60) == (set(), set())
+    with store.database.read() as db:
+        until = list(db.scalars(text("SELECT lease_until FROM jobs ORDER BY id")))
+    assert abs(until[0] - until[1]) < 60
+
+
 def test_a_worker_learns_in_one_query_whether_there_is_anything_to_do(store: Store) -> None:
     assert store.pending() == (False, False, False)
     store.add_batch("b", JOBS[:1], None, None)
