@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 
-from sqlalchemy import Connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import Connection, exc
 
 from evalpool.api.combiner import Combiner
 from evalpool.api.ear import Ear
@@ -28,6 +27,8 @@ FRESH = 0.5
 
 _opening = threading.Lock()
 """Two threads that ask at once must get the same connection pool."""
+_asking = threading.Lock()
+"""One thread at a time lists the workers. Event loops open the ear in their own thread, and must not wait for it."""
 _fleets: dict[Store, tuple[float, Fleet]] = {}
 
 
@@ -61,7 +62,7 @@ def fleet() -> Fleet:
     """The live workers that can claim what is submitted here. The list is cached for `FRESH` seconds, so that most
     submissions cost no extra query."""
     ledger = store()
-    with _opening:
+    with _asking:
         asked, found = _fleets.get(ledger, (-FRESH, Fleet()))
         if time.monotonic() - asked >= FRESH:
             found = ledger.fleet(settings().lease_seconds)
@@ -79,6 +80,11 @@ class _Translated(Database):
             yield connection
 
     @contextmanager
+    def glance(self) -> Iterator[Connection]:
+        with _translated(), super().glance() as connection:
+            yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         with _translated(), super().write() as connection:
             yield connection
@@ -88,8 +94,13 @@ class _Translated(Database):
 def _translated() -> Iterator[None]:
     try:
         yield
-    except SQLAlchemyError as error:
+    except exc.SQLAlchemyError as error:
         raise DatabaseUnavailable(f"the database failed: {cause(error)}") from error
+
+
+def away(error: Exception) -> bool:
+    """Whether the database did not answer, whatever it was asked."""
+    return isinstance(error.__cause__, exc.OperationalError | exc.InterfaceError | exc.TimeoutError)
 
 
 # One for each process: two processes that share a connection after a fork would mix up their messages.
@@ -114,4 +125,4 @@ def _readings(ledger: Store) -> Combiner[str, Result | None]:
         found = {result.job_id: result for part in ledger.results(job_ids) for result in part}
         return [found.get(job_id) for job_id in job_ids]
 
-    return Combiner(read, TOGETHER)
+    return Combiner(read, TOGETHER, away)

@@ -45,6 +45,9 @@ class Job:
     def __repr__(self) -> str:
         return f"Job({self.id!r})"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.id,)  # a copy has heard nothing
+
     def state(self) -> State:
         """Return the state of the job."""
         return store().state(self.id)

@@ -2,16 +2,19 @@
 found again by their ids."""
 
 import asyncio
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Literal, Required, TypedDict, TypeVar, Unpack, overload
 
+from sqlalchemy.exc import IntegrityError
+
 from evalpool.api.combiner import Combiner
-from evalpool.api.connections import TOGETHER, bell, ear, fleet, store
+from evalpool.api.connections import TOGETHER, away, bell, ear, fleet, store
 from evalpool.api.ear import origin
 from evalpool.api.handles import BatchHandle, Job
 from evalpool.api.receiver import in_background
@@ -44,6 +47,9 @@ NAME = 1000
 """Characters that a batch's name, or an idempotency key, may have."""
 
 H = TypeVar("H", Job, BatchHandle)
+
+_numbers: dict[int, Iterator[int]] = {}
+"""What numbers the batches of this process. A random number in each id would soon be drawn twice in a millisecond."""
 
 
 class JobFields(TypedDict, total=False):
@@ -89,8 +95,10 @@ def _submit_one(spec: JobSpec | Mapping[str, Any] | None, fields: Mapping[str, A
     ceilings.check(given.limits, settings())
     batch_id, (place,) = _new_id(), _images([given])
     rings = ear().expect(batch_id)
+    single = Single(batch_id, given, place)
     with _whole(batch_id, None):
-        unreachable = submissions().call(Single(batch_id, given, place))
+        submissions().call(single)
+        unreachable = wakes().call(single)
     if unreachable is not None:
         raise unreachable
     return Job(job_id(batch_id, 0), rings)
@@ -220,8 +228,9 @@ def _whole(batch_id: str, key: str | None) -> Iterator[None]:
     be repeated."""
     try:
         yield
-    except BaseException:
-        if key is None:
+    except BaseException as error:
+        # After an `IntegrityError`, the batch of this id is not ours.
+        if key is None and not isinstance(error.__cause__, IntegrityError):
             with suppress(EvalpoolError):  # it may not be stored yet, or the database may be away
                 store().cancel(batch_id=batch_id)
         raise
@@ -362,19 +371,33 @@ def _storable(text: str) -> bool:
 
 def _new_id() -> str:
     # It sorts by time, and says on which channel the bell rings for it (see `worker.queue.notify`).
-    return f"{time.time_ns() // 1_000_000:012x}{origin()}{secrets.token_hex(3)}"
+    number = next(_numbers.setdefault(os.getpid(), count(secrets.randbits(24)))) & 0xFFFFFF
+    return f"{time.time_ns() // 1_000_000:012x}{origin()}{number:06x}"
 
 
-def submissions() -> Combiner[Single, QueueUnavailable | None]:
-    """What submits single jobs. Threads that submit at the same time share a transaction and a wake-up. An answer is
-    the error to raise if the job is stored but Redis does not answer."""
-    return _submissions(store(), bell())
+def submissions() -> Combiner[Single, None]:
+    """What stores single jobs. Threads that submit at the same time share a transaction."""
+    return _submissions(store())
+
+
+def wakes() -> Combiner[Single, QueueUnavailable | None]:
+    """What wakes a worker for stored single jobs. An answer is the error to raise if Redis does not answer: that takes
+    seconds, in which others go on storing jobs."""
+    return _wakes(bell())
 
 
 @cache
-def _submissions(ledger: Store, ringing: Bell) -> Combiner[Single, QueueUnavailable | None]:
-    def submit(singles: Sequence[Single]) -> list[QueueUnavailable | None]:
+def _submissions(ledger: Store) -> Combiner[Single, None]:
+    def submit(singles: Sequence[Single]) -> list[None]:
         ledger.add_singles(singles)
+        return [None] * len(singles)
+
+    return Combiner(submit, TOGETHER, away)
+
+
+@cache
+def _wakes(ringing: Bell) -> Combiner[Single, QueueUnavailable | None]:
+    def wake_for(singles: Sequence[Single]) -> list[QueueUnavailable | None]:
         urgent = min((single.spec.priority for single in singles), key=list(Priority).index)
         more = f" and {len(singles) - 1} others" if len(singles) > 1 else ""
         try:
@@ -383,7 +406,7 @@ def _submissions(ledger: Store, ringing: Bell) -> Combiner[Single, QueueUnavaila
             return [_unavailable(single.batch_id, error) for single in singles]
         return [None] * len(singles)
 
-    return Combiner(submit, TOGETHER)
+    return Combiner(wake_for, TOGETHER)
 
 
 def _wake(batch_id: str, what: str, priority: Priority) -> QueueUnavailable | None:

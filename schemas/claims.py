@@ -156,7 +156,9 @@ def disown(db: Connection, job_ids: Collection[str]) -> None:
 
 def _holding(postgres: bool) -> Any:
     """The jobs that a worker believes to hold, and whether their leases are to be prolonged now."""
-    due = and_(RUNNING, JOBS.c.worker == given("holder"), JOBS.c.lease_until < clock() + seconds("enough"))
+    # A lease that lasts too long was given before the clock of the database was set back.
+    left = or_(JOBS.c.lease_until < clock() + seconds("enough"), JOBS.c.lease_until > clock() + seconds("lasting"))
+    due = and_(RUNNING, JOBS.c.worker == given("holder"), left)
     return select(JOBS.c.id, JOBS.c.state, JOBS.c.worker, JOBS.c.attempt, JOBS.c.cancelled_at, due.label("due")).where(
         among(JOBS.c.id, "ids", postgres)
     )
@@ -175,7 +177,8 @@ _prolong = Statement(_prolonging)
 def held(db: Connection, attempts: Mapping[str, int], worker: str, lasting: float) -> Holding:
     """What the rows say about the leases that a worker believes to hold (job id → attempt). Leases that have used up a
     third of their time are due to be prolonged: the others would only cost a write, and most jobs end before."""
-    found = {row.id: row for row in _hold.run(db, ids=list(attempts), holder=worker, enough=lasting * 2 / 3)}
+    which = {"ids": list(attempts), "holder": worker, "enough": lasting * 2 / 3, "lasting": lasting}
+    found = {row.id: row for row in _hold.run(db, **which)}
     mine = {
         row.id for row in found.values()
         if row.state == State.RUNNING and row.worker == worker and row.attempt == attempts[row.id]

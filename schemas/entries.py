@@ -75,7 +75,8 @@ def _opening(postgres: bool) -> Any:
         "about": given("new_about"), "todo": given("new_todo"), "pins": given("new_pins"), "created_at": clock(),
     }  # fmt: skip
     add: Any = (postgresql if postgres else sqlite).insert(BATCHES)
-    return add.values(batch).on_conflict_do_nothing().returning(BATCHES.c.id)
+    # Only for the key: another batch with this id would be an error.
+    return add.values(batch).on_conflict_do_nothing(index_elements=["idempotency_key"]).returning(BATCHES.c.id)
 
 
 _open = Statement(_opening)
@@ -87,8 +88,7 @@ _cancelled = Statement(
 )
 _now = Statement(lambda _postgres: select(clock(), select(func.max(TURNS.c.value)).scalar_subquery()))
 _add = Insertion(JOBS, rows.JOB_COLUMNS)
-_add_single_batches = Insertion(BATCHES, ["id", "total", "about", "created_at"], strict=True)
-_add_single_jobs = Insertion(JOBS, rows.JOB_COLUMNS, strict=True)
+_add_batches = Insertion(BATCHES, ["id", "total", "about", "created_at"])
 
 
 def open_batch(
@@ -121,15 +121,16 @@ def now(db: Connection) -> tuple[float, float]:
 
 def add_singles(db: Connection, singles: Sequence[Single], turns: Sequence[float], when: float, fleet: str) -> None:
     """Add jobs that were submitted alone, and their batches. Nobody else knows these batches yet, so nothing of what
-    `add` looks for can have happened to them."""
+    `add` looks for can have happened to them. Existing rows stay as they are: this may be the repetition of a commit
+    whose acknowledgement was lost."""
     batches = [{"id": single.batch_id, "total": 1, "about": "{}", "created_at": when} for single in singles]
     jobs = [
         rows.job_row(single.batch_id, 0, single.spec, turn)
         | {"created_at": when, "image": single.image, "fleet": fleet, "twin_of": None, "digest": None}
         for single, turn in zip(singles, turns, strict=True)
     ]
-    _add_single_batches.run(db, batches)
-    _add_single_jobs.run(db, jobs)
+    _add_batches.run(db, batches)
+    _add.run(db, jobs)
 
 
 def turn(db: Connection) -> float:

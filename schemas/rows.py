@@ -97,7 +97,7 @@ def result_row(result: Result) -> dict[str, Any]:
         **_ran_row(result),
         **own,
         "decisive": decisive,
-        "size": sum(map(len, texts)) + sum(len(case.stdout) + len(case.stderr) for case in result.cases),
+        "size": size(result),
         "attempt": result.attempt,
         "worker": result.worker,
         "sandbox_id": result.sandbox_id,
@@ -107,6 +107,12 @@ def result_row(result: Result) -> dict[str, Any]:
         "started_at": result.started_at and result.started_at.timestamp(),
         "finished_at": result.finished_at.timestamp(),
     }
+
+
+def size(result: Result) -> int:
+    """The characters of all outputs of a result."""
+    own = len(result.stdout) + len(result.stderr)
+    return own + sum(len(case.stdout) + len(case.stderr) for case in result.cases)
 
 
 def case_rows(result: Result) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ The parameter is a text: psycopg needs more time to make an array than PostgreSQ
 """
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -32,6 +32,11 @@ from evalpool.schemas.packing import Packed, pack
 
 SEPARATOR = "\x1f"
 """The character between the values of a set in PostgreSQL. No id and no name of an image contains it."""
+LONGEST = 16 << 20
+"""Characters of rows in one statement, unless a single row is longer. PostgreSQL refuses messages of 1 GiB, and client
+and server hold several copies of each."""
+
+_dump = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class _Compiled(NamedTuple):
@@ -90,13 +95,9 @@ class Statement:
 class Insertion:
     """Inserts rows that have exactly these columns. Rows that exist already stay as they are."""
 
-    def __init__(
-        self, table: Any, columns: Sequence[str], *, returned: str | None = None, sum_of: str = "", strict: bool = False
-    ) -> None:
-        """With `sum_of`, the value of this column is added to that of the row that exists. With `strict`, a row that
-        exists is an error."""
-        self._table, self._columns, self._returned = table, tuple(columns), returned
-        self._sum_of, self._strict = sum_of, strict
+    def __init__(self, table: Any, columns: Sequence[str], *, returned: str | None = None, sum_of: str = "") -> None:
+        """With `sum_of`, the value of this column is added to that of the row that exists."""
+        self._table, self._columns, self._returned, self._sum_of = table, tuple(columns), returned, sum_of
         self._packed = tuple(name for name in columns if isinstance(table.c[name].type, Packed))
         self._statement = Statement(self._build, self._columns)
         key = table.c[returned or columns[0]]
@@ -106,19 +107,22 @@ class Insertion:
         """Insert rows. Returns the column `returned` of those that did not exist."""
         rows = [{**row, **{name: pack(row[name]) for name in self._packed}} for row in rows] if self._packed else rows
         if db.dialect.name == "postgresql":
-            # All rows are one parameter: PostgreSQL and its driver need more time for thousands of parameters than for
+            # Many rows are one parameter: PostgreSQL and its driver need more time for thousands of parameters than for
             # the rows themselves.
-            added = self._statement.run(db, all_rows=json.dumps(rows, ensure_ascii=False))
-            return set() if self._returned is None else {row[0] for row in added}
+            new: set[Any] = set()
+            for texts in _portions(map(_dump, rows)):
+                added = self._statement.run(db, all_rows=f"[{','.join(texts)}]")
+                new.update(() if self._returned is None else (row[0] for row in added))
+            return new
         if self._returned is None:
             self._statement.run_many(db, rows)
             return set()
         # SQLite has one writer at a time, so that nobody inserts rows between the two statements.
         name = self._returned
         stored = {row[0] for row in self._stored.run(db, ids=[row[name] for row in rows])}
-        if new := [row for row in rows if row[name] not in stored]:
-            self._statement.run_many(db, new)
-        return {row[name] for row in new}
+        if missing := [row for row in rows if row[name] not in stored]:
+            self._statement.run_many(db, missing)
+        return {row[name] for row in missing}
 
     def _build(self, postgres: bool) -> Any:
         add: Any = (postgresql if postgres else sqlite).insert(self._table)
@@ -130,9 +134,22 @@ class Insertion:
         if self._sum_of:
             total = self._table.c[self._sum_of] + add.excluded[self._sum_of]
             add = add.on_conflict_do_update(index_elements=self._table.primary_key, set_={self._sum_of: total})
-        elif not self._strict:
+        else:
             add = add.on_conflict_do_nothing()
         return add.returning(self._table.c[self._returned]) if postgres and self._returned else add
+
+
+def _portions(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Divide texts into portions of at most `LONGEST` characters. A longer text is a portion by itself."""
+    portion, length = list[str](), 0
+    for each in texts:
+        if portion and length + len(each) > LONGEST:
+            yield portion
+            portion, length = [], 0
+        portion.append(each)
+        length += len(each)
+    if portion:
+        yield portion
 
 
 def given(name: str) -> Any:

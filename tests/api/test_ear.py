@@ -1,5 +1,6 @@
 """One thread with one connection hears the bell for all callers of a process."""
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 import redis
 from sqlalchemy import event
 
-from evalpool.api import Job, submit_job
+from evalpool.api import Job, submit_batch, submit_job
 from evalpool.api.connections import ear
 from evalpool.api.connections import store as own_store
+from evalpool.api.ear import Ear, Rings
 from evalpool.schemas import JobSpec
 from evalpool.schemas.store import Store
+from evalpool.worker.queue.notify import channel
 from tests.api.conftest import Finish
 from tests.conftest import PATIENCE, eventually
 
@@ -97,3 +100,112 @@ def test_a_job_of_another_process_is_heard_of(store: Store, finish: Finish) -> N
         waiting = threads.submit(Job(f"{foreign}-000000").result, PATIENCE)
         finish([f"{foreign}-000000"])
         assert waiting.result().batch_id == foreign
+
+
+def test_a_thread_that_cannot_be_started_leaves_the_ear_as_it_was(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eventually(lambda: not ears())
+    job = submit_job(code="x")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            job.result(timeout=1)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(job.result, PATIENCE)
+        try:
+            eventually(listening, 10)
+        finally:
+            finish([job.id])
+        waiting.result()
+
+
+def test_the_ear_listens_again_after_an_error_of_any_kind(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+    deliver = Ear._deliver
+
+    def fail_once(ear: Ear, message: object) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise KeyError("a bug")
+        deliver(ear, message)
+
+    eventually(lambda: not ears())
+    monkeypatch.setattr(Ear, "_deliver", fail_once)
+    job = submit_job(code="x")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(job.result, PATIENCE)
+        try:
+            eventually(listening, 10)
+        finally:
+            finish([job.id])
+        waiting.result()
+    assert failed.is_set()
+
+
+def test_waiting_may_be_ended_by_the_garbage_collector_while_the_ear_is_locked(store: Store, redis_url: str) -> None:
+    steps = submit_batch([{"code": "x"}]).watch(0)
+    for _ in range(2):
+        next(steps)  # the second one listens
+
+    def collect() -> None:
+        with ear()._lock:
+            steps.close()  # type: ignore[attr-defined]
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    eventually(lambda: not ears())
+
+
+def test_a_channel_on_which_nobody_waits_any_more_is_left(store: Store, finish: Finish, redis_url: str) -> None:
+    foreign = "0123456789abffff000000"
+    store.add_batch(foreign, [JobSpec(code="x")], None, None)
+    job = submit_job(code="x")
+    with redis.Redis.from_url(redis_url) as client, ThreadPoolExecutor(2) as threads:
+        waiting = [threads.submit(each.result, PATIENCE) for each in (job, Job(f"{foreign}-000000"))]
+        eventually(lambda: len(client.pubsub_channels("evalpool.done.*")) == 2)
+        finish([f"{foreign}-000000"])
+        try:
+            eventually(lambda: client.pubsub_channels("evalpool.done.*") == [channel(job.batch_id).encode()], 10)
+        finally:
+            finish([job.id])
+        assert [each.result().job_id for each in waiting] == [job.id, f"{foreign}-000000"]
+
+
+def test_a_message_is_divided_by_batches_whatever_its_order(store: Store, redis_url: str) -> None:
+    batches = [submit_batch([{"code": "x"}] * 3).id for _ in range(2)]
+    ids = [f"{batch}-{seq:06d}" for seq in range(3) for batch in batches]
+    rings = [Rings(), Rings()]
+    with ear().listen(batches[0], rings[0]), ear().listen(batches[1], rings[1]):
+        message = {"type": "message", "channel": channel(batches[0]).encode(), "data": json.dumps(ids).encode()}
+        ear()._deliver(message)
+        for each, expected in zip(rings, (ids[::2], ids[1::2]), strict=True):
+            while (heard := each.wait(PATIENCE)) is None:  # the subscription
+                pass
+            assert heard == expected
+
+
+def test_a_handle_that_is_held_while_the_ear_ends_hears_of_it_once(store: Store, finish: Finish) -> None:
+    held = None
+    for _ in range(3):
+        job = submit_job(code="x")
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(job.result, PATIENCE)
+            eventually(listening)
+            held = held or submit_job(code="x")
+            finish([job.id])
+            waiting.result()
+        eventually(lambda: not ears())
+    assert held is not None
+    assert held._rings is not None
+    assert held._rings._heard.qsize() == 1
+    finish([held.id], ring=False)
+    assert held.result(timeout=PATIENCE).job_id == held.id

@@ -1,9 +1,12 @@
 """Waiting for results: the bell makes it quick, and the rows alone decide."""
 
 import asyncio
+import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import pytest
 import redis
@@ -203,6 +206,21 @@ def test_cancelling_ends_waiting_jobs(batch: BatchHandle, finish: Finish) -> Non
     batch.wait(timeout=PATIENCE)
     assert batch.progress().verdicts == {Verdict.PASSED: 2, Verdict.CANCELLED: 3}
     assert batch.report().excluded == 3
+
+
+def test_handles_can_be_pickled_and_copied(finish: Finish, redis_url: str) -> None:
+    waited_for = submit_job(code="x")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(waited_for.result, PATIENCE)
+        eventually(lambda: submit_job(code="x")._rings is not None)
+        job = submit_job(code="x")  # it has heard of the job since before it was stored
+        finish([waited_for.id, job.id])
+        waiting.result()
+    for copy in (pickle.loads(pickle.dumps(job)), deepcopy(job)):
+        assert (copy.id, copy.batch_id) == (job.id, job.batch_id)
+        assert copy.result(timeout=PATIENCE) == job.result(timeout=PATIENCE)
+    batch = BatchHandle(job.batch_id)
+    assert [pickle.loads(pickle.dumps(batch)).id, deepcopy(batch).id] == [batch.id] * 2
 
 
 async def test_a_job_can_be_awaited(finish: Finish, redis_url: str) -> None:

@@ -1,17 +1,20 @@
 """A submission is validated as a whole, committed at once, and then announced in Redis."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
 from sqlalchemy import text
 
-from evalpool.api import get_batch, get_job, submit_batch, submit_job
+from evalpool.api import get_batch, get_job, jobs, submit_batch, submit_job
 from evalpool.api.jobs import JobFields, submit_stream
 from evalpool.schemas import (
     BatchNotFound,
     Case,
+    DatabaseUnavailable,
     IdempotencyConflict,
     InvalidJob,
     JobNotFound,
@@ -24,6 +27,7 @@ from evalpool.schemas import (
 from evalpool.schemas.store import Store
 from evalpool.worker.queue.celery import QUEUES
 from tests.api.conftest import rows
+from tests.conftest import PATIENCE, eventually
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
@@ -125,6 +129,28 @@ def test_ids_sort_by_the_time_of_submission(store: Store, redis_url: str) -> Non
     assert first < later
 
 
+def test_ids_of_the_same_millisecond_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: 1_700_000_000_000_000_000)
+    ours = {jobs._new_id() for _ in range(50_000)}
+    assert len(ours) == 50_000
+    monkeypatch.setattr("os.getpid", lambda: -1)  # a process that was forked
+    assert ours.isdisjoint(jobs._new_id() for _ in range(100))
+
+
+@pytest.mark.redis
+def test_a_submission_whose_id_exists_leaves_that_batch_alone(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit_batch([{"code": "another batch"}])
+    first = submit_batch([{"code": "x"}])
+    monkeypatch.setattr(jobs, "_new_id", lambda: first.id)
+    for submit in (lambda: submit_batch([{"code": "y"}]), lambda: submit_stream([JobSpec(code="y")], 1)):
+        with pytest.raises(DatabaseUnavailable):
+            submit()
+    assert states(store) == {"queued": 2}
+    assert store.stored(first.id, 0, 9) == ['{"code":"x"}']
+
+
 @pytest.mark.redis
 def test_the_same_key_is_the_same_batch_and_queues_nothing_more(store: Store, redis_url: str) -> None:
     first = submit_batch([{"code": "x"}], idempotency_key="once")
@@ -141,6 +167,28 @@ def test_without_redis_the_rows_stay_and_the_error_says_so(store: Store, monkeyp
         submit_batch([{"code": "x"}, {"code": "y"}])
     assert get_batch(caught.value.batch_id).progress().queued == 2
     assert len(store.claim(9, "w", 60).leases) == 2
+
+
+@pytest.mark.redis
+def test_a_frozen_redis_does_not_delay_the_commits_of_others(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen, go = threading.Event(), threading.Event()
+
+    def freeze(*_: object) -> None:
+        frozen.set()
+        assert go.wait(PATIENCE)
+
+    monkeypatch.setattr(jobs, "wake", freeze)
+    with ThreadPoolExecutor(2) as threads:
+        submitted = [threads.submit(submit_job, code="x")]
+        assert frozen.wait(PATIENCE)
+        submitted.append(threads.submit(submit_job, code="y"))
+        try:
+            eventually(lambda: states(store) == {"queued": 2}, 10)
+        finally:
+            go.set()
+        assert len({each.result(PATIENCE).id for each in submitted}) == 2
 
 
 @pytest.mark.redis

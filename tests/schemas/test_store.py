@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlmodel import SQLModel
 
 from evalpool.schemas import (
@@ -22,6 +22,7 @@ from evalpool.schemas import (
     SchemaMismatch,
     State,
     Verdict,
+    statements,
 )
 from evalpool.schemas.database import Database
 from evalpool.schemas.entries import Single
@@ -155,6 +156,17 @@ def test_a_lease_is_prolonged_when_a_third_of_its_time_is_over(store: Store) -> 
     after = until()
     assert after[0] == before[0]
     assert after[1] >= before[1] + 20
+
+
+def test_a_lease_is_renewed_after_the_clock_of_the_database_was_set_back(store: Store) -> None:
+    store.add_batch("b", JOBS[:2], None, None)
+    store.claim(2, "w", 60)
+    with store.database.write() as db:
+        db.execute(text("UPDATE jobs SET lease_until = lease_until + 3600 WHERE id = 'b-000000'"))
+    assert store.renew({"b-000000": 1, "b-000001": 1}, "w", 60) == (set(), set())
+    with store.database.read() as db:
+        until = list(db.scalars(text("SELECT lease_until FROM jobs ORDER BY id")))
+    assert abs(until[0] - until[1]) < 60
 
 
 def test_a_worker_learns_in_one_query_whether_there_is_anything_to_do(store: Store) -> None:
@@ -348,6 +360,39 @@ def test_single_jobs_that_are_stored_together_are_batches_of_their_own(store: St
     leases = store.claim(9, "w", 60).leases
     assert [(lease.batch_id, lease.spec) for lease in leases] == [(each.batch_id, each.spec) for each in singles]
     assert {lease.image for lease in leases} == {"i"}
+
+
+def test_single_jobs_can_be_stored_again_after_a_commit_whose_acknowledgement_was_lost(store: Store) -> None:
+    singles = [Single(f"b{number}", JobSpec(code="x"), "i") for number in range(3)]
+    store.add_singles(singles[:2])
+    (lease,) = store.claim(1, "w", 60).leases
+    store.add_singles(singles)
+    assert store.progress(lease.batch_id).running == 1
+    assert len(store.claim(9, "w", 60).leases) == 2
+
+
+@pytest.mark.parametrize("store", ["postgresql"], indirect=True)
+def test_the_length_of_a_statement_is_bounded_however_long_the_rows_are(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL refuses messages of 1 GiB."""
+    monkeypatch.setattr(statements, "LONGEST", 3000)
+    longest = 0
+
+    def measure(*args: Any) -> None:
+        nonlocal longest
+        longest = max(longest, 0, *(len(value) for value in args[3].values() if isinstance(value, str)))
+
+    event.listen(store.database.engine, "before_cursor_execute", measure)
+    store.add_batch("b", [JobSpec(code="x" * 1000)] * 10, None, None)
+    leases = store.claim(10, "w", 60).leases
+    texts = [str(number) * 1000 for number in range(9)] + ["9" * 3500]
+    cases = (CaseResult(index=0, verdict=Verdict.PASSED, stdout="y" * 1000),)
+    results = [result(lease, stdout=text, cases=cases) for lease, text in zip(leases, texts, strict=True)]
+    assert store.record(results) == {lease.job_id for lease in leases}
+    assert longest < 6000  # the longest row by itself
+    assert [each.stdout for each in store.batch_results("b")] == texts
+    assert store.record(results) == set()
 
 
 def test_threads_and_processes_that_write_wait_for_each_other(store: Store) -> None:

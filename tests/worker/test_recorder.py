@@ -17,6 +17,7 @@ from evalpool.worker.ledger import Ledger
 from evalpool.worker.queue.announcer import Announcer
 from evalpool.worker.queue.notify import Bell
 from evalpool.worker.recorder import Recorder
+from tests.conftest import PATIENCE
 
 pytestmark = pytest.mark.redis
 
@@ -98,6 +99,64 @@ async def test_a_result_that_cannot_be_stored_does_not_keep_others_from_being_st
     ended = await asyncio.gather(*records, return_exceptions=True)
     assert [type(end) for end in ended].count(DataError) == 1
     assert store.progress("b").finished == 5
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    announcer.close()
+
+
+async def test_a_result_that_fails_like_an_absent_database_holds_up_no_others(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record, repaired = Store.record, False
+
+    def refuse_one(store: Store, results: Sequence[Result], writer: str = "") -> set[str]:
+        if not repaired and any(result.job_id == "b-000000" for result in results):
+            raise OperationalError("INSERT", {}, Exception("it is too large"))
+        return record(store, results, writer)
+
+    monkeypatch.setattr(Store, "record", refuse_one)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+    store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
+    leases = store.claim(6, "w", 60).leases
+    announcer = Announcer(settings())
+    recorder = Recorder(Ledger(store), announcer, lambda: 0)
+    keeper = asyncio.create_task(recorder.keep())
+    first, *others = (
+        asyncio.create_task(recorder.record(finished(lease, Verdict.PASSED, "", "w"))) for lease in leases
+    )
+    await asyncio.wait_for(asyncio.gather(*others), PATIENCE)
+    assert not first.done()
+    repaired = True
+    await asyncio.wait_for(first, PATIENCE)
+    assert store.progress("b").finished == 6
+    keeper.cancel()
+    await asyncio.gather(keeper, return_exceptions=True)
+    announcer.close()
+
+
+async def test_the_outputs_in_one_commit_are_bounded(
+    store: Store, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    record = Store.record
+
+    def note(store: Store, results: Sequence[Result], writer: str = "") -> set[str]:
+        groups.append(len(results))
+        return record(store, results, writer)
+
+    monkeypatch.setattr(Store, "record", note)
+    monkeypatch.setattr(module, "CHARACTERS", 2000)
+    store.add_batch("b", [JobSpec(code="x")] * 5, None, None)
+    announcer = Announcer(settings())
+    recorder = Recorder(Ledger(store), announcer, lambda: 0)
+    results = [finished(lease, Verdict.PASSED, "", "w") for lease in store.claim(5, "w", 60).leases]
+    waiting = [
+        asyncio.create_task(recorder.record(result.model_copy(update={"stdout": "x" * 1000}))) for result in results
+    ]
+    await asyncio.sleep(0)
+    keeper = asyncio.create_task(recorder.keep())
+    await asyncio.gather(*waiting)
+    assert groups == [2, 2, 1]
     keeper.cancel()
     await asyncio.gather(keeper, return_exceptions=True)
     announcer.close()
