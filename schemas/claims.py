@@ -107,7 +107,7 @@ def claim(
     """Claim up to `count` queued jobs of a fleet in the order of their turns, except those with an image in `without`.
     Each claim is one more attempt."""
     which = {"holder": worker, "unread": _unread(version), "of_fleet": fleet, "without": list(without)}
-    claimed = _claim.run(db, **which, most=count, lasting=lasting).all()
+    claimed = _claim.run(db, **which, most=count, lasting=lasting)
     locks = db.dialect.name == "postgresql" and len(claimed) < count
     passed_over = locks and bool(_any_left.run(db, **which).scalar())
     if claimed and not fleet:  # a private run has one batch, which waits for nobody's turn

@@ -105,7 +105,7 @@ def open_batch(
     new = _open.run(
         db, new_id=batch_id, new_name=name, new_key=key, jobs=total, new_about=json.dumps(about), new_todo=todo,
         new_pins=json.dumps(pins) if pins else None,
-    ).all()  # fmt: skip
+    )  # fmt: skip
     if new:
         return Opening(batch_id, 0, turn(db))
     stored = str(db.scalar(select(BATCHES.c.id).where(BATCHES.c.idempotency_key == key)))

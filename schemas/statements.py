@@ -1,18 +1,19 @@
 """Statements that are compiled once and then sent as text. Building a statement, finding it in the cache of SQLAlchemy
-and processing its parameters costs many times what the database needs for a few rows.
+and processing its parameters costs many times what the database needs for a few rows. So does the result of SQLAlchemy,
+which learns its columns anew each time: statements are run by the driver, and their rows are named tuples.
 
 A set of values is one parameter, however many there are. So the text stays the same, and PostgreSQL can keep its plan.
 The parameter is a text: psycopg needs more time to make an array than PostgreSQL needs for the rows.
 """
 
 import json
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Connection,
-    CursorResult,
     Float,
     Integer,
     String,
@@ -49,6 +50,19 @@ class _Compiled(NamedTuple):
     """The values that are part of the statement."""
 
 
+class Rows(list[Any]):
+    """The rows that a statement has returned, as named tuples."""
+
+    def one(self) -> Any:
+        """Return the only row."""
+        (row,) = self
+        return row
+
+    def scalar(self) -> Any:
+        """Return the first value of the first row, or `None` if there is no row."""
+        return self[0][0] if self else None
+
+
 class Statement:
     """A statement with parameters, which is built for a kind of database when it is first run there. The values that it
     returns are those of the driver."""
@@ -58,8 +72,10 @@ class Statement:
         an INSERT without values."""
         self._build, self._columns = build, columns
         self._compiled: dict[str, _Compiled] = {}
+        self._row: dict[str, Any] = {}
+        """The type of the rows that it returns, by kind of database."""
 
-    def run(self, db: Connection, **values: Any) -> CursorResult[*tuple[Any, ...]]:
+    def run(self, db: Connection, **values: Any) -> Rows:
         """Run the statement with these values. A list is a set of texts, see `among`."""
         sql, names, constants = self._compiled.get(db.dialect.name) or self._compile(db)
         values |= constants
@@ -67,11 +83,33 @@ class Statement:
             for name, value in values.items():
                 if isinstance(value, list):
                     values[name] = SEPARATOR.join(value)
-            return db.exec_driver_sql(sql, values)
+            return self._execute(db, sql, values)
         listed = (values[name] for name in names)
-        return db.exec_driver_sql(
-            sql, tuple(json.dumps(value) if isinstance(value, list) else value for value in listed)
+        return self._execute(
+            db, sql, tuple(json.dumps(value) if isinstance(value, list) else value for value in listed)
         )
+
+    def _execute(self, db: Connection, sql: str, parameters: Any) -> Rows:
+        if db.dispatch.before_cursor_execute:  # somebody watches the statements of SQLAlchemy
+            result = db.exec_driver_sql(sql, parameters)
+            return Rows(result.all() if result.returns_rows else ())
+        cursor: Any = db.connection.cursor()
+        try:
+            cursor.execute(sql, parameters)
+            if cursor.description is None:
+                return Rows()
+            make = self._row.get(db.dialect.name) or self._name(db, cursor.description)
+            return Rows(map(make, cursor.fetchall()))
+        except BaseException as error:
+            # Raises the error as SQLAlchemy would, and gives up a connection that is lost.
+            db._handle_dbapi_exception(error, sql, parameters, cursor, None)
+        finally:
+            cursor.close()
+
+    def _name(self, db: Connection, description: Sequence[Any]) -> Any:
+        row: Any = namedtuple("Row", [each[0] for each in description], rename=True)  # type: ignore[misc]
+        self._row[db.dialect.name] = row._make
+        return row._make
 
     def run_many(self, db: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
         """Run the statement for each of these rows of values."""
