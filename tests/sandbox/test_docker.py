@@ -17,7 +17,7 @@ from evalpool.schemas import Limits, SandboxLost, SetupError
 from evalpool.schemas.settings import settings
 from evalpool.worker.sandbox.agent.main import Agent
 from evalpool.worker.sandbox.agent.wire import UNABLE
-from evalpool.worker.sandbox.base import Shape
+from evalpool.worker.sandbox.base import Command, Shape
 from evalpool.worker.sandbox.docker import DockerBox
 from evalpool.worker.sandbox.engine import OWNER, Engine, owner
 from evalpool.worker.sandbox.hardening import AGENT_MIB, CAPABILITIES, options
@@ -230,6 +230,34 @@ async def test_the_last_words_of_an_agent_with_a_direct_line_are_told(box: Docke
     with pytest.raises(SandboxLost) as raised:
         await box.run(python(""))
     assert "AttributeError" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("writer", ["agent", "keeper"])
+async def test_an_agent_that_can_tell_its_worker_nothing_more_exits_as_at_the_end_of_its_stream(
+    box: DockerBox, engine_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setattr(box._stream, "hung_up", lambda _: None)
+    ended = asyncio.create_task(asyncio.to_thread(engine_client.api.wait, box.id))
+    replies = box._stream._transports[1]
+    assert isinstance(replies, asyncio.ReadTransport)
+    replies.close()
+
+    def processes() -> int:
+        usage = box.usage()
+        return usage.processes if usage else 0
+
+    async with asyncio.timeout(PATIENCE):
+        if writer == "agent":
+            run = asyncio.create_task(box.run(python("print(1)")))
+            await asyncio.wait((ended, run), return_when=asyncio.FIRST_COMPLETED)
+            run.cancel()
+        else:
+            box.spawn(Command(argv=("sh", "-c", "sleep 0.3; echo 1")), lambda *_: None)
+            for stage in (lambda: processes() == 1, lambda: processes() > 1):
+                while stage() and not ended.done():
+                    await asyncio.sleep(0.01)
+            box._stream.close()
+        assert (await ended)["StatusCode"] == 0
 
 
 @pytest.mark.parametrize("way", ["direct", "attached"])

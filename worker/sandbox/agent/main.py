@@ -194,8 +194,11 @@ def _name(fd: int) -> str:
 
 def main(config: wire.Config) -> None:
     """Run the agent; the bootstrap calls this."""
-    agent = Agent(config)  # it lives on in every program, as taking it apart would cost each of them half a millisecond
-    job = agent.serve()
+    try:
+        agent = Agent(config)  # it lives on in every program: taking it apart would cost half a millisecond each time
+        job = agent.serve()
+    except BrokenPipeError:  # we, or a keeper, had something to tell the worker, but it is gone: so are we
+        os._exit(0)
     if job is not None:
         try:
             job.become()
