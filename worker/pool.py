@@ -423,17 +423,18 @@ class Pool:
             self._spawn(self._reset(sandbox))
 
     async def _reset(self, sandbox: Box) -> None:
+        clean = False
         try:
             clean = await sandbox.reset()
         except SandboxLost:
-            clean = False
-        finally:
+            pass
+        finally:  # also if the reset has failed in a way that nobody thought of
             self._stock(sandbox.shape).resetting -= 1
-        if clean:
-            self.counts["reset"] += 1
-            self._put(sandbox)
-        else:
-            self._replace(sandbox, "reset failed")
+            if clean:
+                self.counts["reset"] += 1
+                self._put(sandbox)
+            else:
+                self._replace(sandbox, "reset failed")
 
     def _replace(self, sandbox: Box, reason: str) -> None:
         self._destroy(sandbox, reason)

@@ -159,6 +159,17 @@ async def test_an_agent_that_does_not_answer_ends_the_stream(agent: Attached) ->
     assert await agent.over()
 
 
+async def test_a_reply_is_still_to_come_when_whoever_waited_for_it_is_cancelled(agent: Attached) -> None:
+    reply = agent.stream.expect(0)
+    waiter = asyncio.create_task(agent.stream.arrived(reply, 10))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    agent.say(pack({"id": 1}))
+    assert await agent.stream.arrived(reply, 10) == ({"id": 1}, b"")
+
+
 async def test_the_end_of_the_connection_tells_the_agents_last_words(agent: Attached) -> None:
     reply = asyncio.create_task(ask(agent.stream, [], 0, 10))
     await asyncio.sleep(0)

@@ -177,13 +177,12 @@ class Stream(Demultiplexer):
 
     async def arrived(self, reply: Reply, seconds: float) -> Frame:
         """Return a frame that is expected, when it has come; after so many seconds, the sandbox is lost."""
-        if reply.done():
-            return reply.result()
-        try:
-            return await asyncio.wait_for(reply, seconds)
-        except TimeoutError:
-            self.fail("the agent did not answer in time")
-            raise SandboxLost(str(self._lost)) from None
+        if not reply.done():
+            # The reply is still to come if whoever waits for it is cancelled, and must not be cancelled with them.
+            await asyncio.wait((reply,), timeout=seconds)
+        if not reply.done():
+            self.fail("the agent did not answer in time")  # which is now the error of the reply
+        return reply.result()
 
     def close(self) -> None:
         """End the connection; the agent in the container notices that and exits."""
