@@ -9,6 +9,7 @@ import docker
 import pytest
 
 from evalpool.schemas import Limits
+from evalpool.schemas.settings import settings
 from evalpool.worker.sandbox import cgroup
 from evalpool.worker.sandbox.base import Box, Outcome, Program, Shape
 from evalpool.worker.sandbox.docker import DockerBox
@@ -99,7 +100,7 @@ async def test_the_kernel_has_the_limits_that_were_lent(box: DockerBox) -> None:
 async def test_the_engine_sets_the_same_limits(lent: DockerBox) -> None:
     assert await lent.limit(LARGE)
     assert await lent.limit(SMALL)
-    group, lent._cgroup = lent._cgroup, cgroup.find(await pid_of(lent))
+    group, lent._cgroup = lent._cgroup, cgroup.find(await pid_of(lent), lent.id)
     found = kernel_limits(lent)
     assert (found["memory"], found["processes"]) == (memory_bytes(SMALL), process_count(SMALL))
     assert found.get("swap", found["memory"]) == found["memory"]
@@ -110,6 +111,28 @@ async def test_the_engine_sets_the_same_limits(lent: DockerBox) -> None:
 
 async def pid_of(box: DockerBox) -> int:
     return int((await box._engine.call(box._engine.api.inspect_container, box.id))["State"]["Pid"])
+
+
+@pytest.mark.docker
+async def test_the_cgroup_of_another_process_is_left_alone(
+    box: DockerBox, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may be on another machine, or count processes in another namespace: its pid is a stranger's here."""
+    pid, launch = await pid_of(box), engine.launch
+    reniced: list[int] = []
+    monkeypatch.setattr(os, "setpriority", lambda *given: reniced.append(given[1]))
+    monkeypatch.setattr(engine, "launch", lambda options: launch(options)._replace(pid=pid))
+    before = kernel_limits(box)
+    for made in (DockerBox(LARGE, engine, settings=settings()), ExecBox(LARGE, engine)):
+        await made.start()
+        try:
+            assert made._cgroup is None
+            assert await made.limit(replace(LARGE, processes=12))
+            assert (await made.run(bash("echo 1"))).stdout == b"1\n"
+        finally:
+            await made.close()
+    assert (kernel_limits(box), reniced) == (before, [])
+    assert cgroup.find(pid, box.id[:-1] + ("0" if box.id[-1] == "1" else "1")) is None
 
 
 @pytest.mark.docker
@@ -187,19 +210,19 @@ class Unified:
 
 @pytest.fixture
 def unified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Unified:
-    monkeypatch.setattr(cgroup, "_paths", lambda _: {"": tmp_path})
+    monkeypatch.setattr(cgroup, "_paths", lambda *_: {"": tmp_path})
     return Unified(tmp_path)
 
 
 def test_version_2_is_limited_by_its_own_files(unified: Unified) -> None:
-    group = cgroup.Cgroup(os.getpid())
+    group = cgroup.Cgroup(os.getpid(), "")
     assert group.limit(5000, 7, 9)
     assert (unified.get("memory.max"), unified.get("pids.max")) == ("5000", "9")
     group.close()
 
 
 def test_version_2_is_not_limited_below_what_is_in_use_since_the_kernel_would_kill(unified: Unified) -> None:
-    group = cgroup.Cgroup(os.getpid())
+    group = cgroup.Cgroup(os.getpid(), "")
     unified.set("memory.current", "6000\n")
     assert not group.limit(5000, 7, 9)
     assert unified.get("memory.reclaim") == "1000"

@@ -126,10 +126,11 @@ class DockerBox(Box):
         except BaseException:
             await self.close()
             raise
-        self._cgroup = cgroup.find(pid)
+        self._cgroup = cgroup.find(pid, self.id)
         await self.limit(self.shape)  # the engine could not limit the buffers of sockets
-        with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
-            os.setpriority(os.PRIO_PROCESS, pid, -20)
+        if self._cgroup is not None:  # else this pid may be that of another process here
+            with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
+                os.setpriority(os.PRIO_PROCESS, pid, -20)
 
     async def limit(self, shape: Shape) -> bool:
         return await limited(self, shape, self._engine, self._cgroup, process_count(shape, self._settings.runtime))

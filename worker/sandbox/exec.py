@@ -80,7 +80,7 @@ class ExecBox(Box):
         except BaseException:
             await self.close()
             raise
-        self._cgroup = cgroup.find(pid)
+        self._cgroup = cgroup.find(pid, self.id)
         await self.limit(self.shape)
 
     async def limit(self, shape: Shape) -> bool:
