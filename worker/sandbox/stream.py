@@ -120,10 +120,17 @@ class Stream(Demultiplexer):
         """Use the direct line from now on, for both directions."""
         loop = asyncio.get_running_loop()
         self._direct = True
-        reader, _ = await loop.connect_read_pipe(lambda: _End(self), os.fdopen(line.replies, "rb", 0))
-        self._transports.append(reader)
-        self.transport, _ = await loop.connect_write_pipe(lambda: _End(self), os.fdopen(line.requests, "wb", 0))
-        self._transports.append(self.transport)
+        ends = [os.fdopen(line.replies, "rb", 0), os.fdopen(line.requests, "wb", 0)]
+        try:
+            reader, _ = await loop.connect_read_pipe(lambda: _End(self), ends[0])
+            self._transports.append(reader)
+            del ends[0]  # the transport closes it
+            self.transport, _ = await loop.connect_write_pipe(lambda: _End(self), ends[0])
+            self._transports.append(self.transport)
+            del ends[0]
+        finally:
+            for end in ends:
+                end.close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
