@@ -1,6 +1,8 @@
 """Limits are set on a living sandbox when it is lent, and hold in the kernel for this program and not for the next."""
 
+import asyncio
 import os
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -137,10 +139,33 @@ async def test_the_cgroup_of_another_process_is_left_alone(
 
 @pytest.mark.docker
 async def test_limits_that_were_changed_from_outside_are_set_again(box: DockerBox) -> None:
-    await box._engine.call(box._engine.update, box.id, 1 << 30, 500)
+    await box._engine.call(box._engine.update, box.id, 1 << 30, 500, False)
     assert await box.limit(box.shape)
     assert kernel_limits(box)["memory"] == memory_bytes(box.shape)
     assert kernel_limits(box)["processes"] == process_count(box.shape)
+
+
+@pytest.mark.docker
+async def test_the_engine_is_not_asked_for_a_limit_below_what_is_in_use(
+    box: DockerBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Version 2 of cgroups would kill the agent, and the next job would get the blame."""
+    asked: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(box, "_cgroup", None)
+        patch.setattr(docker.APIClient, "_post_json", lambda *given, **_: asked.append(given[1]))
+        patch.setattr("evalpool.worker.sandbox.docker.memory_bytes", lambda shape: shape.memory_mib << 20)
+        assert not await box.limit(replace(SHAPE, memory_mib=4))  # less than the agent has
+    assert not asked
+
+
+@pytest.mark.docker
+async def test_memory_that_ran_out_before_a_run_is_not_what_ended_it(lent: DockerBox) -> None:
+    begun = time.monotonic()
+    assert (await ran(lent, SMALL, python(HOG, limits=WALL))).oom_kills == 1
+    await asyncio.sleep(1)
+    assert "oom" not in await lent._engine.call(lent._engine.ends, lent.id, time.monotonic())
+    assert "oom" in await lent._engine.call(lent._engine.ends, lent.id, begun)
 
 
 @pytest.mark.docker
