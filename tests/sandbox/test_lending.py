@@ -198,6 +198,27 @@ async def test_each_job_has_its_own_memory_peak_whatever_its_limits_are(box: Doc
 
 
 @pytest.mark.docker
+async def test_the_agent_keeps_no_memory_of_a_large_job(box: DockerBox) -> None:
+    """It would be part of the memory of the next job, which may be small."""
+    echo = "import sys; data = sys.stdin.buffer.read(); sys.stdout.buffer.write(data[:9 << 20])"
+    limits, used = WALL.model_copy(update={"output_bytes": 10 << 20}), []
+    for mib in (0, 20, 8, 30, 16, 0):
+        given = python(echo, stdin=b"x" * (mib << 20), limits=limits)
+        assert (await ran(box, replace(LARGE, extra_mib=128), given)).stdout_total == min(mib, 9) << 20
+        usage = box.usage()
+        assert usage is not None
+        used.append(usage.memory_bytes >> 20)
+    assert max(used) < used[0] + 4, used
+    given = python("print(len(open('data').read()))", stdin=bytes(20 << 20), files={"data": bytes(3 << 20)})
+    for last in (False, True):  # with what is kept for another case
+        outcome = await ran(box, replace(LARGE, extra_mib=128), replace(given, more=not last))
+        assert outcome.stdout == b"3145728\n"
+        usage = box.usage()
+        assert usage is not None
+        assert usage.memory_bytes >> 20 < used[0] + (4 if last else 8)
+
+
+@pytest.mark.docker
 async def test_a_container_without_an_agent_takes_other_limits(
     engine: Engine, engine_client: docker.DockerClient
 ) -> None:
