@@ -112,6 +112,8 @@ def odd(engine_client: docker.DockerClient) -> Iterator[str]:
     modules = {
         "busy": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "deadly": "import os; os.getpid() == 1 and os._exit(3)",
+        "untidy": 'import os; os.makedirs(os.path.expanduser("~/.config/untidy"), exist_ok=True)',
+        "cramped": "import tempfile; held = tempfile.TemporaryFile(); held.write(bytes(9999)); held.flush()",
     }
     writing = (f"RUN echo '{code}' > {place}/{name}.py\n" for name, code in modules.items())
     text = "FROM evalpool/python:3.11\n" + "".join(writing)
@@ -121,22 +123,28 @@ def odd(engine_client: docker.DockerClient) -> Iterator[str]:
     engine_client.images.remove(tag, force=True)
 
 
-async def test_a_module_that_starts_threads_or_ends_the_agent_is_left_to_the_programs(
+async def test_a_module_that_does_more_than_define_something_is_left_to_the_programs(
     engine: Engine, odd: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = replace(NUMPY, image=odd)
     containers = Containers(engine, Settings())
-    code = "import sys; print([name in sys.modules for name in ('numpy', 'busy', 'deadly')]); import busy, deadly"
+    names = ("numpy", "busy", "untidy", "cramped", "deadly")
+    code = f"import sys; print(*(name for name in {names} if name in sys.modules)); import {','.join(names)}"
     for preload, expected in {
-        ("busy", "numpy"): b"[True, False, False]\n",
-        ("deadly", "numpy"): b"[False, False, False]\n",  # which of them it was is not known
+        ("busy", "numpy"): b"numpy\n",
+        ("untidy", "numpy"): b"numpy\n",
+        ("cramped", "numpy"): b"numpy\n",
+        ("deadly", "numpy"): b"\n",  # which of them it was is not known
     }.items():
         for _ in range(2):
             box = await containers.start(replace(shape, preload=preload))
             try:
                 outcome = await box.run(python(code))
+                assert await box.reset()
             finally:
                 await box.close()
             assert (outcome.stdout, outcome.exit_code) == (expected, 0), outcome.stderr
-    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["busy", "deadly,"]
+    warned = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert warned == ["busy", "untidy", "cramped", "deadly,"]
     assert "it starts threads" in caplog.text
+    assert caplog.text.count("it writes files") == 2
