@@ -8,10 +8,12 @@ from dataclasses import replace
 import docker
 import pytest
 
+from evalpool.schemas import Limits
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox.base import Outcome, Program, Shape
 from evalpool.worker.sandbox.engine import Engine
 from evalpool.worker.sandbox.factory import Containers
+from tests.conftest import PATIENCE
 from tests.sandbox.conftest import SHAPE
 
 
@@ -97,6 +99,31 @@ async def test_a_program_finds_the_same_whether_its_import_was_made_in_advance_o
         )  # fmt: skip
         # What was imported in advance is counted, and some pages more that both sides of a fork have.
         assert 0.6 < one.memory_bytes / other.memory_bytes < 1.5
+
+
+EAT = """import numpy, gc, sys
+gc.unfreeze()
+gc.collect()
+numpy.random.rand(1000), numpy.linalg.inv(numpy.eye(50))
+held = []
+while True:
+    held.append(bytearray(1 << 20))
+    print(end=".", flush=True)
+"""
+
+
+async def test_a_program_has_as_much_memory_whether_its_import_was_made_in_advance_or_not(engine: Engine) -> None:
+    eaten = []
+    for shape in (NUMPY, replace(NUMPY, preload=())):
+        box = await Containers(engine, Settings()).start(shape)
+        try:
+            outcome = await box.run(replace(python(EAT), limits=Limits(cpu_seconds=20, wall_seconds=PATIENCE)))
+        finally:
+            await box.close()
+        assert outcome.oom_kills == 1
+        eaten.append(outcome.stdout_total)
+    warm, plain = eaten
+    assert plain <= warm < plain + 16
 
 
 async def test_a_program_that_poisons_an_import_changes_nothing_for_the_next(engine: Engine) -> None:
