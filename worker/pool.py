@@ -135,7 +135,7 @@ class Pool:
         start may take long, but no other worker would be faster."""
         if task in self._begun:
             return True
-        served = (itertools.islice(stock.waits(), stock.starting) for stock in self._stocks.values() if stock.starting)
+        served = (itertools.islice(stock.waits(), stock.coming) for stock in self._stocks.values() if stock.coming)
         return any(wait.task is task for wait in itertools.chain.from_iterable(served))
 
     def _begin(self, task: "asyncio.Task[Any] | None") -> None:
@@ -214,13 +214,18 @@ class Pool:
         try:
             limited = await sandbox.limit(wait.shape)
         except BaseException:
-            self._destroy(sandbox, "limits not set")
+            self._replace(sandbox, "limits not set")
             raise
         if limited:
             return sandbox
         self._destroy(sandbox, "limits not set")
+        start = self._start(wait.shape, own=True)  # in its place
         self._begin(wait.task)
-        return await self._start(wait.shape)  # in its place
+        self._match()
+        try:
+            return await start
+        finally:
+            self._match()
 
     def _at_hand(self, shape: Shape) -> Shape:
         """Return this shape or, if no sandbox has imported what it names, the same without imports, so that no job
@@ -292,10 +297,12 @@ class Pool:
 
     # -- from birth to death -----------------------------------------------------------------------
 
-    def _start(self, shape: Shape) -> Coroutine[Any, Any, Box]:
-        """Return a coroutine that starts a sandbox, which is counted from now on."""
+    def _start(self, shape: Shape, *, own: bool = False) -> Coroutine[Any, Any, Box]:
+        """Return a coroutine that starts a sandbox, which is counted from now on; if it is for a job's `own` use, no
+        job that waits will get it."""
         stock = self._stock(shape)
         stock.starting += 1
+        stock.own += own
         self._starting += 1
 
         async def start() -> Box:
@@ -311,6 +318,7 @@ class Pool:
                 self._stock(sandbox.shape).alive += 1  # its image may have been found only now
             finally:
                 stock.starting -= 1
+                stock.own -= own
                 self._starting -= 1
                 self._spawn(self._notify())
             self.counts["created"] += 1

@@ -37,11 +37,18 @@ class Stock:
     """How many there are, idle or not."""
     resetting: int = 0
     starting: int = 0
+    own: int = 0
+    """How many of those that start have their job already."""
 
     @property
     def count(self) -> int:
         """How many there are or soon will be."""
         return self.alive + self.starting
+
+    @property
+    def coming(self) -> int:
+        """How many start for the jobs that wait."""
+        return self.starting - self.own
 
     @property
     def wanted(self) -> bool:
@@ -76,10 +83,9 @@ class Stock:
 
     def lacks(self, most: int) -> bool:
         """Whether one more should be started for the jobs that wait."""
-        coming = self.starting + min(self.resetting, len(self.waiting))
-        if len(self.waiting) + len(self.waiting_fresh) <= coming:
+        if len(self.waiting) + len(self.waiting_fresh) <= self.coming + min(self.resetting, len(self.waiting)):
             return False
-        if self.waiting_fresh and self.starting < len(self.waiting_fresh):
+        if self.waiting_fresh and self.coming < len(self.waiting_fresh):
             return self.count < most or any(box.uses for box in self.idle)
         # The stock is doubled at most, since short jobs are served by few sandboxes sooner than many are started.
-        return self.count < most and self.starting < max(1, self.alive)
+        return self.count < most and self.coming < max(1, self.alive)

@@ -248,6 +248,65 @@ async def test_a_sandbox_whose_limits_cannot_be_set_is_replaced_for_the_job(pool
     assert (maker.alive, pool.counts["destroyed: limits not set"]) == (3, 1)
 
 
+async def refuse(_: Shape) -> bool:
+    return False
+
+
+async def test_a_job_that_starts_a_sandbox_for_itself_leaves_others_to_those_that_wait(
+    pool: Pool, maker: Maker
+) -> None:
+    await use(pool, SHAPE)
+    await settled(pool)
+    maker.made[0].limit = refuse  # type: ignore[method-assign]
+    maker.hold = asyncio.Event()
+    jobs = [asyncio.create_task(use(pool, replace(SHAPE, memory_mib=4)))]
+    async with asyncio.timeout(PATIENCE):
+        while not maker.starting:
+            await asyncio.sleep(0)
+        jobs.append(asyncio.create_task(use(pool, SHAPE)))
+        while len(maker.starting) < 2:
+            await asyncio.sleep(0)
+        assert all(map(pool.begun, jobs))
+        maker.hold.set()
+        await asyncio.gather(*jobs)
+    await settled(pool)
+    assert [stock.own for stock in pool._stocks.values()] == [0]
+
+
+@pytest.mark.parametrize("how", ["refused", "lost", "cancelled"])
+async def test_a_job_whose_limits_cannot_be_set_holds_up_no_other(maker: Maker, how: str) -> None:
+    failures: list[SandboxLost] = []
+
+    async def make(shape: Shape) -> Box:
+        if failures:
+            raise failures.pop()
+        return await maker(shape)
+
+    async def limit(_: Shape) -> bool:
+        tried.set()
+        if how == "cancelled":
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)
+        if how == "lost":
+            raise OSError("a test")
+        failures.append(SandboxLost("a test"))
+        return False
+
+    pool, tried = Pool(make, slots=1, max_uses=100, spare=0), asyncio.Event()
+    await pool.warm(SHAPE)
+    maker.made[0].limit = limit  # type: ignore[method-assign]
+    first, second = (asyncio.create_task(use(pool, SHAPE)) for _ in range(2))
+    await asyncio.wait_for(tried.wait(), PATIENCE)
+    if how == "cancelled":
+        first.cancel()
+    await asyncio.wait((first,), timeout=PATIENCE)
+    assert first.cancelled() or first.exception()
+    await asyncio.wait_for(second, PATIENCE)
+    await settled(pool)
+    assert (maker.alive, pool.snapshot()["idle"]) == (1, 1)
+    await pool.close()
+
+
 async def test_kinds_stay_warm_beside_each_other(roomy: Pool, maker: Maker) -> None:
     for _ in range(5):
         for image in "abcd":
