@@ -34,17 +34,26 @@ BATCHES = 1000
 """For how many batches this is counted."""
 IDLE_PER_SLOT = 4
 """How many sandboxes beyond the slots are kept for each slot, if the settings do not say."""
-IDLE_MIB, IDLE_SHARE = 32, 8
-"""The memory of an idle sandbox, with some to spare, and how many times as much must be free for all of them."""
+IDLE_MIB, PRELOADED_MIB, IDLE_SHARE = 32, 128, 8
+"""The memory of an idle sandbox, and of one that has imported libraries, with some to spare; and how many times as much
+must be free for all of them."""
 
 
 def size(slots: int, idle: int | None) -> int:
     """Return how many sandboxes a worker keeps at most. If `idle`, their number beyond the slots, is not given, it
     follows from the slots and from the free memory of this machine."""
-    if idle is None:
-        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-        idle = min(IDLE_PER_SLOT * slots, (int(free.split()[1]) >> 10) // IDLE_SHARE // IDLE_MIB)
-    return slots + max(1, idle)
+    return slots + max(1, min(IDLE_PER_SLOT * slots, _fit(IDLE_MIB)) if idle is None else idle)
+
+
+def preloaded(slots: int) -> int:
+    """Return how many of them may have imported libraries, which follows from the free memory, too. Those that jobs
+    use do not count for much: a job that imports a library needs memory for that in any case."""
+    return max(slots + 1, _fit(PRELOADED_MIB))
+
+
+def _fit(mib: int) -> int:
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return (int(free.split()[1]) >> 10) // IDLE_SHARE // mib
 
 
 class Pool:
@@ -58,8 +67,10 @@ class Pool:
         *,
         spare: int = 1,
         size: int | None = None,
+        preloaded: int | None = None,
     ) -> None:
-        """`spare` is how many sandboxes of one kind there may be beyond the slots, and `size` how many of all kinds."""
+        """`spare` is how many sandboxes of one kind there may be beyond the slots, `size` how many of all kinds, and
+        `preloaded` how many of these may have imported libraries."""
         self._make, self._max_uses, self._others = make, max_uses, slots - 1
         self._slots = asyncio.Semaphore(slots)
         self._alone = asyncio.Lock()
@@ -68,6 +79,7 @@ class Pool:
         """Batch → how often the slots stood idle for it."""
         self._most = slots + spare
         self._size = max(self._most, size or 0)
+        self._preloaded = self._size if preloaded is None else preloaded
         self._stocks: dict[Shape, Stock] = {}
         """Kind → its stock; the one that was asked for last is at the end."""
         self._alive: set[Box] = set()
@@ -271,15 +283,22 @@ class Pool:
             stock.idle.remove(victim := next(sandbox for sandbox in stock.idle if sandbox.uses))
             self._destroy(victim, "fresh one wanted")
             return True
-        if len(self._alive) + self._starting < self._size:
+        crowded = self._crowded(stock)
+        if not crowded and len(self._alive) + self._starting < self._size:
             return True
-        idle = [other for other in self._stocks.values() if other.idle]
+        idle = [other for other in self._stocks.values() if other.idle and (other.preloaded or not crowded)]
         # What other jobs wait for is taken away only for a job that would else never be served.
         unwanted = [other for other in idle if not other.wanted]
         if unwanted or (idle and (stock.waiting_fresh or not stock.count)):
             self._destroy((unwanted or idle)[0].idle.pop(0), "other kind wanted")
             return True
         return False
+
+    def _crowded(self, stock: Stock) -> bool:
+        """Whether this kind has imported libraries, and there are as many of such sandboxes as there may be."""
+        return (
+            stock.preloaded and sum(each.count for each in self._stocks.values() if each.preloaded) >= self._preloaded
+        )
 
     def _put(self, sandbox: Box) -> None:
         """Note that a sandbox is ready to be lent."""
@@ -292,7 +311,7 @@ class Pool:
         if shape.kind not in self._stocks:
             for kind in [kind for kind, stock in self._stocks.items() if not (stock.count or stock.wanted)]:
                 del self._stocks[kind]
-            self._stocks[shape.kind] = Stock()
+            self._stocks[shape.kind] = Stock(bool(shape.preload))
         return self._stocks[shape.kind]
 
     # -- from birth to death -----------------------------------------------------------------------
@@ -377,7 +396,8 @@ class Pool:
     async def _refill(self, shape: Shape) -> None:
         """Start a sandbox in the place of one that was destroyed after its use, unless waiting jobs took its place."""
         while self._lending and len(self._alive) + self._starting < self._size:
-            if self._stock(shape).count >= self._most:
+            stock = self._stock(shape)
+            if stock.count >= self._most or self._crowded(stock):
                 return
             try:
                 self._put(await self._start(shape))

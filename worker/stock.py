@@ -29,6 +29,8 @@ class Wait:
 class Stock:
     """The sandboxes of one kind, and the jobs that wait for one."""
 
+    preloaded: bool = False
+    """Whether its sandboxes have imported libraries for their programs."""
     idle: list[Box] = field(default_factory=list)
     """The one that was used last is at the end."""
     waiting: deque[Wait] = field(default_factory=deque)
