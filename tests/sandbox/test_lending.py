@@ -10,7 +10,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from evalpool.schemas import Limits
+from evalpool.schemas import Limits, SandboxLost
 from evalpool.schemas.settings import settings
 from evalpool.worker.sandbox import cgroup
 from evalpool.worker.sandbox.base import Box, Outcome, Program, Shape
@@ -18,7 +18,7 @@ from evalpool.worker.sandbox.docker import DockerBox
 from evalpool.worker.sandbox.engine import Engine
 from evalpool.worker.sandbox.exec import ExecBox
 from evalpool.worker.sandbox.hardening import memory_bytes, process_count, socket_bytes, stack_bytes
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, containers
 from tests.sandbox.conftest import SHAPE
 from tests.sandbox.test_contract import bash, python
 
@@ -232,6 +232,21 @@ async def test_a_container_without_an_agent_takes_other_limits(
         assert outcome.stdout == b"%d\n" % (stack_bytes(SMALL) >> 10)
     finally:
         await box.close()
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize("made", [DockerBox, ExecBox])
+async def test_a_container_whose_limits_cannot_be_set_at_its_start_is_removed(
+    engine: Engine, engine_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch, made: type[Box]
+) -> None:
+    monkeypatch.setattr(cgroup.Cgroup, "limit", lambda *_: False)
+    box = DockerBox(SHAPE, engine, settings=settings()) if made is DockerBox else ExecBox(SHAPE, engine)
+    with pytest.raises(SandboxLost, match="limits"):
+        await box.start()
+    assert not box.alive
+    async with asyncio.timeout(PATIENCE):
+        while box.id in containers(engine_client):
+            await asyncio.sleep(0.05)
 
 
 class Unified:

@@ -124,11 +124,12 @@ class DockerBox(Box):
             self._stream.send(pack({"direct": line is not None}))
             if line is not None:
                 await self._stream.go_over(line)
+            self._cgroup = cgroup.find(pid, self.id)
+            if not await self.limit(self.shape):  # the engine could not limit the buffers of sockets
+                raise SandboxLost("the limits of the new sandbox could not be set")
         except BaseException:
             await self.close()
             raise
-        self._cgroup = cgroup.find(pid, self.id)
-        await self.limit(self.shape)  # the engine could not limit the buffers of sockets
         if self._cgroup is not None:  # else this pid may be that of another process here
             with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
                 os.setpriority(os.PRIO_PROCESS, pid, -20)
