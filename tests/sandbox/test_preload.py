@@ -8,9 +8,10 @@ from dataclasses import replace
 import docker
 import pytest
 
-from evalpool.schemas import Limits
+from evalpool.schemas import Limits, SandboxLost
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox.base import Outcome, Program, Shape
+from evalpool.worker.sandbox.docker import DockerBox
 from evalpool.worker.sandbox.engine import Engine
 from evalpool.worker.sandbox.factory import Containers
 from tests.conftest import PATIENCE
@@ -130,6 +131,27 @@ async def test_a_program_that_poisons_an_import_changes_nothing_for_the_next(eng
     first, _, last = await outcomes(engine, NUMPY, python(TELL), python(POISON), python(TELL))
     assert first.exit_code == 0, first.stderr
     assert last.stdout == first.stdout
+
+
+async def test_one_sandbox_that_is_lost_at_its_start_says_nothing_about_its_imports(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, limit = [SandboxLost("a test has taken it away")], DockerBox.limit
+
+    async def lose(box: DockerBox, shape: Shape) -> bool:
+        if losses:
+            raise losses.pop()
+        return await limit(box, shape)
+
+    monkeypatch.setattr(DockerBox, "limit", lose)
+    containers = Containers(engine, Settings())
+    for _ in range(2):
+        box = await containers.start(NUMPY)
+        try:
+            outcome = await box.run(python("import sys; print('numpy' in sys.modules)"))
+        finally:
+            await box.close()
+        assert outcome.stdout == b"True\n"
 
 
 @pytest.fixture
