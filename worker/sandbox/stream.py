@@ -104,7 +104,7 @@ class Stream(Demultiplexer):
     @property
     def alive(self) -> bool:
         """Whether the agent is there, as far as is known."""
-        return self.transport is not None and self._lost is None
+        return self.transport is not None and self._lost is None and not self._hung_up
 
     @property
     def direct(self) -> bool:
