@@ -83,7 +83,9 @@ class Fleet(BaseModel):
 
 def profile(settings: Settings) -> str:
     """What results depend on besides the image and the version of evalpool."""
-    return f"{settings.interpreter} {settings.runtime or 'default runtime'} {','.join(settings.preload)}".strip()
+    imports = "" if settings.warm_imports else "no warm imports "
+    preload = ",".join(settings.preload)
+    return f"{settings.interpreter} {settings.runtime or 'default runtime'} {imports}{preload}".strip()
 
 
 def resolve(name: str, known: dict[str, str]) -> str | None:

@@ -51,6 +51,10 @@ _IMPORT = re.compile(
     re.MULTILINE,
 )
 
+_MODULE = re.compile(r"[^/]+\.(?:py|pyc|so)|[^/]+/__init__\.[^/]+")
+"""The path of a file that is a module, or makes a package of its folder, and comes before those of the image. A folder
+without `__init__` comes after them."""
+
 
 def imported(text: str) -> set[str]:
     """Return the slow modules that a text imports, as far as its lines show."""
@@ -78,8 +82,8 @@ def _add(found: set[str], path: str) -> None:
 
 def wanted(spec: JobSpec, settings: Settings) -> frozenset[str]:
     """Return the slow modules that a job imports, if they may be imported in advance. They may not if the job starts an
-    interpreter of its own, has variables that a library may read at its import, brings a file that takes the place of
-    a library, or has little memory."""
+    interpreter of its own, has variables that a library may read at its import, brings a module or a package that may
+    take the place of one that a library imports, or has little memory."""
     if (
         not settings.warm_imports
         or settings.interpreter != "warm"
@@ -87,12 +91,10 @@ def wanted(spec: JobSpec, settings: Settings) -> frozenset[str]:
         or spec.isolation != "warm"
         or spec.env
         or spec.limits.memory_mib < ROOMY_MIB
+        or any(map(_MODULE.fullmatch, spec.files))
     ):
         return frozenset()
     found = imported(spec.code) | imported(spec.check or "")
-    if found and spec.files:
-        own = {re.split(r"[/.]", path, maxsplit=1)[0] for path in spec.files}
-        found = {module for module in found if module.partition(".")[0] not in own}
     return frozenset(found.difference(settings.preload))
 
 

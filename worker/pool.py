@@ -9,17 +9,17 @@ idle sandboxes that have not been asked for longest make room for others.
 import asyncio
 import itertools
 import logging
-import sys
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from evalpool.schemas.errors import EvalpoolError, NoSandbox, PoolClosed, SandboxLost, SetupError
 from evalpool.worker.sandbox.base import Box, Shape
+from evalpool.worker.stock import Stock, Wait
 
 log = logging.getLogger("evalpool.pool")
 
@@ -34,92 +34,26 @@ BATCHES = 1000
 """For how many batches this is counted."""
 IDLE_PER_SLOT = 4
 """How many sandboxes beyond the slots are kept for each slot, if the settings do not say."""
-IDLE_MIB, IDLE_SHARE = 32, 8
-"""The memory of an idle sandbox, with some to spare, and how many times as much must be free for all of them."""
+IDLE_MIB, PRELOADED_MIB, IDLE_SHARE = 32, 128, 8
+"""The memory of an idle sandbox, and of one that has imported libraries, with some to spare; and how many times as much
+must be free for all of them."""
 
 
 def size(slots: int, idle: int | None) -> int:
     """Return how many sandboxes a worker keeps at most. If `idle`, their number beyond the slots, is not given, it
     follows from the slots and from the free memory of this machine."""
-    if idle is None:
-        free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
-        idle = min(IDLE_PER_SLOT * slots, (int(free.split()[1]) >> 10) // IDLE_SHARE // IDLE_MIB)
-    return slots + max(1, idle)
+    return slots + max(1, min(IDLE_PER_SLOT * slots, _fit(IDLE_MIB)) if idle is None else idle)
 
 
-@dataclass(eq=False)
-class Wait:
-    """A job that waits for a sandbox."""
-
-    shape: Shape
-    wish: Shape
-    """The shape with the imports that the job would like to find; the same if sandboxes of this kind are there."""
-    fresh: bool
-    """Whether only a sandbox will do in which nothing has run yet."""
-    number: int
-    """Its place in the order of arrival."""
-    task: "asyncio.Task[Any] | None"
-    got: asyncio.Future[Box]
+def preloaded(slots: int) -> int:
+    """Return how many of them may have imported libraries, which follows from the free memory, too. Those that jobs
+    use do not count for much: a job that imports a library needs memory for that in any case."""
+    return max(slots + 1, _fit(PRELOADED_MIB))
 
 
-@dataclass(eq=False)
-class Stock:
-    """The sandboxes of one kind, and the jobs that wait for one."""
-
-    idle: list[Box] = field(default_factory=list)
-    """The one that was used last is at the end."""
-    waiting: deque[Wait] = field(default_factory=deque)
-    waiting_fresh: deque[Wait] = field(default_factory=deque)
-    alive: int = 0
-    """How many there are, idle or not."""
-    resetting: int = 0
-    starting: int = 0
-
-    @property
-    def count(self) -> int:
-        """How many there are or soon will be."""
-        return self.alive + self.starting
-
-    @property
-    def wanted(self) -> bool:
-        """Whether a job waits."""
-        return bool(self.waiting or self.waiting_fresh)
-
-    def queue(self, wait: Wait) -> deque[Wait]:
-        """The queue in which a job waits."""
-        return self.waiting_fresh if wait.fresh else self.waiting
-
-    def waits(self) -> Iterator[Wait]:
-        """The jobs that wait, in the order of their arrival."""
-        return iter(sorted((*self.waiting, *self.waiting_fresh), key=lambda wait: wait.number))
-
-    def first(self, *, fresh: bool = True) -> Wait | None:
-        """The job that has waited longest; without `fresh`, of those that take any sandbox."""
-        heads = [queue[0] for queue in (self.waiting, self.waiting_fresh if fresh else ()) if queue]
-        return min(heads, key=lambda wait: wait.number, default=None)
-
-    def turn(self) -> int:
-        """The place of the first job that waits in the order of arrival."""
-        first = self.first()
-        return first.number if first is not None else sys.maxsize
-
-    def pick(self, wait: Wait) -> Box:
-        """Take the idle sandbox that suits best: if possible, one that has these limits already; of several, the one
-        that has rested longest."""
-        fit = [box for box in self.idle if not (wait.fresh and box.uses)]
-        box = next((box for box in fit if box.shape == wait.shape), fit[0])
-        self.idle.remove(box)
-        return box
-
-    def lacks(self, most: int) -> bool:
-        """Whether one more should be started for the jobs that wait."""
-        coming = self.starting + min(self.resetting, len(self.waiting))
-        if len(self.waiting) + len(self.waiting_fresh) <= coming:
-            return False
-        if self.waiting_fresh and self.starting < len(self.waiting_fresh):
-            return self.count < most or any(box.uses for box in self.idle)
-        # The stock is doubled at most, since short jobs are served by few sandboxes sooner than many are started.
-        return self.count < most and self.starting < max(1, self.alive)
+def _fit(mib: int) -> int:
+    free = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return (int(free.split()[1]) >> 10) // IDLE_SHARE // mib
 
 
 class Pool:
@@ -133,8 +67,10 @@ class Pool:
         *,
         spare: int = 1,
         size: int | None = None,
+        preloaded: int | None = None,
     ) -> None:
-        """`spare` is how many sandboxes of one kind there may be beyond the slots, and `size` how many of all kinds."""
+        """`spare` is how many sandboxes of one kind there may be beyond the slots, `size` how many of all kinds, and
+        `preloaded` how many of these may have imported libraries."""
         self._make, self._max_uses, self._others = make, max_uses, slots - 1
         self._slots = asyncio.Semaphore(slots)
         self._alone = asyncio.Lock()
@@ -143,6 +79,7 @@ class Pool:
         """Batch → how often the slots stood idle for it."""
         self._most = slots + spare
         self._size = max(self._most, size or 0)
+        self._preloaded = self._size if preloaded is None else preloaded
         self._stocks: dict[Shape, Stock] = {}
         """Kind → its stock; the one that was asked for last is at the end."""
         self._alive: set[Box] = set()
@@ -210,7 +147,7 @@ class Pool:
         start may take long, but no other worker would be faster."""
         if task in self._begun:
             return True
-        served = (itertools.islice(stock.waits(), stock.starting) for stock in self._stocks.values() if stock.starting)
+        served = (itertools.islice(stock.waits(), stock.coming) for stock in self._stocks.values() if stock.coming)
         return any(wait.task is task for wait in itertools.chain.from_iterable(served))
 
     def _begin(self, task: "asyncio.Task[Any] | None") -> None:
@@ -289,13 +226,18 @@ class Pool:
         try:
             limited = await sandbox.limit(wait.shape)
         except BaseException:
-            self._destroy(sandbox, "limits not set")
+            self._replace(sandbox, "limits not set")
             raise
         if limited:
             return sandbox
         self._destroy(sandbox, "limits not set")
+        start = self._start(wait.shape, own=True)  # in its place
         self._begin(wait.task)
-        return await self._start(wait.shape)  # in its place
+        self._match()
+        try:
+            return await start
+        finally:
+            self._match()
 
     def _at_hand(self, shape: Shape) -> Shape:
         """Return this shape or, if no sandbox has imported what it names, the same without imports, so that no job
@@ -341,15 +283,22 @@ class Pool:
             stock.idle.remove(victim := next(sandbox for sandbox in stock.idle if sandbox.uses))
             self._destroy(victim, "fresh one wanted")
             return True
-        if len(self._alive) + self._starting < self._size:
+        crowded = self._crowded(stock)
+        if not crowded and len(self._alive) + self._starting < self._size:
             return True
-        idle = [other for other in self._stocks.values() if other.idle]
+        idle = [other for other in self._stocks.values() if other.idle and (other.preloaded or not crowded)]
         # What other jobs wait for is taken away only for a job that would else never be served.
         unwanted = [other for other in idle if not other.wanted]
         if unwanted or (idle and (stock.waiting_fresh or not stock.count)):
             self._destroy((unwanted or idle)[0].idle.pop(0), "other kind wanted")
             return True
         return False
+
+    def _crowded(self, stock: Stock) -> bool:
+        """Whether this kind has imported libraries, and there are as many of such sandboxes as there may be."""
+        return (
+            stock.preloaded and sum(each.count for each in self._stocks.values() if each.preloaded) >= self._preloaded
+        )
 
     def _put(self, sandbox: Box) -> None:
         """Note that a sandbox is ready to be lent."""
@@ -362,15 +311,17 @@ class Pool:
         if shape.kind not in self._stocks:
             for kind in [kind for kind, stock in self._stocks.items() if not (stock.count or stock.wanted)]:
                 del self._stocks[kind]
-            self._stocks[shape.kind] = Stock()
+            self._stocks[shape.kind] = Stock(bool(shape.preload))
         return self._stocks[shape.kind]
 
     # -- from birth to death -----------------------------------------------------------------------
 
-    def _start(self, shape: Shape) -> Coroutine[Any, Any, Box]:
-        """Return a coroutine that starts a sandbox, which is counted from now on."""
+    def _start(self, shape: Shape, *, own: bool = False) -> Coroutine[Any, Any, Box]:
+        """Return a coroutine that starts a sandbox, which is counted from now on; if it is for a job's `own` use, no
+        job that waits will get it."""
         stock = self._stock(shape)
         stock.starting += 1
+        stock.own += own
         self._starting += 1
 
         async def start() -> Box:
@@ -386,6 +337,7 @@ class Pool:
                 self._stock(sandbox.shape).alive += 1  # its image may have been found only now
             finally:
                 stock.starting -= 1
+                stock.own -= own
                 self._starting -= 1
                 self._spawn(self._notify())
             self.counts["created"] += 1
@@ -423,17 +375,18 @@ class Pool:
             self._spawn(self._reset(sandbox))
 
     async def _reset(self, sandbox: Box) -> None:
+        clean = False
         try:
             clean = await sandbox.reset()
         except SandboxLost:
-            clean = False
-        finally:
+            pass
+        finally:  # also if the reset has failed in a way that nobody thought of
             self._stock(sandbox.shape).resetting -= 1
-        if clean:
-            self.counts["reset"] += 1
-            self._put(sandbox)
-        else:
-            self._replace(sandbox, "reset failed")
+            if clean:
+                self.counts["reset"] += 1
+                self._put(sandbox)
+            else:
+                self._replace(sandbox, "reset failed")
 
     def _replace(self, sandbox: Box, reason: str) -> None:
         self._destroy(sandbox, reason)
@@ -443,7 +396,8 @@ class Pool:
     async def _refill(self, shape: Shape) -> None:
         """Start a sandbox in the place of one that was destroyed after its use, unless waiting jobs took its place."""
         while self._lending and len(self._alive) + self._starting < self._size:
-            if self._stock(shape).count >= self._most:
+            stock = self._stock(shape)
+            if stock.count >= self._most or self._crowded(stock):
                 return
             try:
                 self._put(await self._start(shape))

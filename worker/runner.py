@@ -26,8 +26,7 @@ from evalpool.worker.intake import Intake
 from evalpool.worker.inventory import Inventory
 from evalpool.worker.lease import Leases, Stop
 from evalpool.worker.ledger import Ledger
-from evalpool.worker.pool import Pool
-from evalpool.worker.pool import size as pool_size
+from evalpool.worker.pool import Pool, preloaded, size
 from evalpool.worker.queue.announcer import Announcer
 from evalpool.worker.reconciler import Reconciler
 from evalpool.worker.recorder import Recorder
@@ -144,7 +143,8 @@ class Runner:
         self._artifacts, self._imports = Artifacts(), Imports()
         self._trying = asyncio.Lock()
         self._inventory = Inventory(self._engine)
-        self._pool = Pool(self._make, settings.slots, settings.max_uses, size=pool_size(settings.slots, settings.idle))
+        slots, most = settings.slots, size(settings.slots, settings.idle)
+        self._pool = Pool(self._make, slots, settings.max_uses, size=most, preloaded=preloaded(slots))
         self._leases = Leases(self._ledger, settings.worker_name, settings.lease_seconds)
         self._recorder = Recorder(self._ledger, self._announcer, self._leases.__len__, settings.worker_name)
         self._intake = Intake(

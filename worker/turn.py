@@ -107,17 +107,16 @@ class Turn:
             async with self._pool.lend(self._shape, fresh=fresh, alone=alone) as sandbox:
                 yield sandbox
             return
-        kept = self._sandbox
-        if kept and (kept.uses >= self._max_uses or time.monotonic() >= self._until or not await kept.reset()):
-            await self.end()
-        if self._sandbox is None:
-            self._sandbox = await self._loan.enter_async_context(self._pool.lend(self._shape))
-            self._until = time.monotonic() + TURN_SECONDS
-        loan = self._loan
         try:
+            kept = self._sandbox
+            if kept and (kept.uses >= self._max_uses or time.monotonic() >= self._until or not await kept.reset()):
+                await self.end()
+            if self._sandbox is None:
+                self._sandbox = await self._loan.enter_async_context(self._pool.lend(self._shape))
+                self._until = time.monotonic() + TURN_SECONDS
             yield self._sandbox
         except BaseException as error:
-            self._loan, self._sandbox = AsyncExitStack(), None
+            loan, self._loan, self._sandbox = self._loan, AsyncExitStack(), None
             await loan.__aexit__(type(error), error, error.__traceback__)  # which destroys the sandbox
             raise
 

@@ -7,6 +7,8 @@ import json
 import os
 import tarfile
 import time
+import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from evalpool.worker.sandbox import session
 from evalpool.worker.sandbox.base import Command, Shape
 from evalpool.worker.sandbox.local import LocalBox
 from evalpool.worker.tools.notebook import _parsed
-from tests.conftest import PATIENCE, containers, eventually
+from tests.conftest import PATIENCE, ROOT, containers, eventually
 from tests.library.conftest import Make
 
 TOOLS = ["python_executor", "shell_executor", "file_operation", "notebook_executor"]
@@ -311,6 +313,22 @@ async def test_a_deep_tree_is_removed_without_delaying_others(make: Make) -> Non
     assert isinstance(clean, bool)
     other = await make()
     assert (await other.execute_command("ls -A")).stdout == ""
+
+
+async def test_no_command_reaches_the_line_of_the_agent_or_of_a_keeper(engine_client: docker.DockerClient) -> None:
+    hostile = ROOT / "tests" / "hostile"
+    case = tomllib.loads((hostile / "cases" / "141_direct_line_by_other_ways.toml").read_text())
+    config = {"tools_config": ["python_executor"]}
+    async with SandboxFactory.create_sandbox(SandboxType.DOCKER, config) as sandbox:
+        await sandbox.put_file("probe.py", (hostile / "probe.py").read_text())
+        other = asyncio.create_task(sandbox.execute_command("echo here > here; sleep 1000"))
+        while (await sandbox.execute_command("cat here")).exit_code != 0:
+            pass
+        result = await sandbox.execute_tool("python_executor", {"code": case["code"]})
+        assert result.output.startswith("guarded 3 True\n"), result  # the agent and two keepers
+        assert result.output.endswith("bad: none\n"), result.output[-2000:]
+    with suppress(SandboxLost):
+        await other
 
 
 # -- notebooks ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from evalpool.schemas import SandboxLost
 from evalpool.schemas.errors import NoSandbox, PoolClosed
-from evalpool.worker.pool import Pool, size
+from evalpool.worker.pool import Pool, preloaded, size
 from evalpool.worker.sandbox.base import Box, Program, Shape
 from evalpool.worker.sandbox.fake import FakeBox
 from tests.conftest import PATIENCE
@@ -248,6 +248,65 @@ async def test_a_sandbox_whose_limits_cannot_be_set_is_replaced_for_the_job(pool
     assert (maker.alive, pool.counts["destroyed: limits not set"]) == (3, 1)
 
 
+async def refuse(_: Shape) -> bool:
+    return False
+
+
+async def test_a_job_that_starts_a_sandbox_for_itself_leaves_others_to_those_that_wait(
+    pool: Pool, maker: Maker
+) -> None:
+    await use(pool, SHAPE)
+    await settled(pool)
+    maker.made[0].limit = refuse  # type: ignore[method-assign]
+    maker.hold = asyncio.Event()
+    jobs = [asyncio.create_task(use(pool, replace(SHAPE, memory_mib=4)))]
+    async with asyncio.timeout(PATIENCE):
+        while not maker.starting:
+            await asyncio.sleep(0)
+        jobs.append(asyncio.create_task(use(pool, SHAPE)))
+        while len(maker.starting) < 2:
+            await asyncio.sleep(0)
+        assert all(map(pool.begun, jobs))
+        maker.hold.set()
+        await asyncio.gather(*jobs)
+    await settled(pool)
+    assert [stock.own for stock in pool._stocks.values()] == [0]
+
+
+@pytest.mark.parametrize("how", ["refused", "lost", "cancelled"])
+async def test_a_job_whose_limits_cannot_be_set_holds_up_no_other(maker: Maker, how: str) -> None:
+    failures: list[SandboxLost] = []
+
+    async def make(shape: Shape) -> Box:
+        if failures:
+            raise failures.pop()
+        return await maker(shape)
+
+    async def limit(_: Shape) -> bool:
+        tried.set()
+        if how == "cancelled":
+            await asyncio.get_running_loop().create_future()
+        await asyncio.sleep(0)
+        if how == "lost":
+            raise OSError("a test")
+        failures.append(SandboxLost("a test"))
+        return False
+
+    pool, tried = Pool(make, slots=1, max_uses=100, spare=0), asyncio.Event()
+    await pool.warm(SHAPE)
+    maker.made[0].limit = limit  # type: ignore[method-assign]
+    first, second = (asyncio.create_task(use(pool, SHAPE)) for _ in range(2))
+    await asyncio.wait_for(tried.wait(), PATIENCE)
+    if how == "cancelled":
+        first.cancel()
+    await asyncio.wait((first,), timeout=PATIENCE)
+    assert first.cancelled() or first.exception()
+    await asyncio.wait_for(second, PATIENCE)
+    await settled(pool)
+    assert (maker.alive, pool.snapshot()["idle"]) == (1, 1)
+    await pool.close()
+
+
 async def test_kinds_stay_warm_beside_each_other(roomy: Pool, maker: Maker) -> None:
     for _ in range(5):
         for image in "abcd":
@@ -370,6 +429,33 @@ def test_the_number_of_idle_sandboxes_is_bounded_by_the_slots_and_by_the_memory(
     assert size(2, 100) == 102
 
 
+def test_the_number_of_sandboxes_that_have_imported_libraries_is_bounded_by_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for mib, expected in ((100_000, 97), (10_000, 9), (1024, 3)):
+        monkeypatch.setattr(Path, "read_text", lambda _, mib=mib: f"MemFree: 1 kB\nMemAvailable: {mib << 10} kB\n")
+        assert preloaded(2) == expected
+
+
+async def test_sandboxes_that_have_imported_libraries_make_room_for_each_other(maker: Maker) -> None:
+    pool = Pool(maker, slots=2, max_uses=100, size=12, preloaded=3)
+    for turn in range(3):
+        for image in "abcde":
+            await use(pool, replace(SHAPE, image=image))
+            for _ in range(2):  # none is there the first time
+                async with pool.lend(replace(SHAPE, image=image, preload=("numpy",))):
+                    pass
+                await settled(pool)
+            alive = [sandbox.shape for sandbox in maker.made if sandbox.alive]
+            assert sum(bool(shape.preload) for shape in alive) <= 3
+            assert turn == 0 or sum(not shape.preload for shape in alive) == 5
+    ready = replace(SHAPE, image="e", preload=("numpy",))  # of which there is one, as it was used last
+    await asyncio.wait_for(asyncio.gather(*(use(pool, ready) for _ in range(20))), PATIENCE)
+    await settled(pool)
+    assert sum(bool(sandbox.shape.preload) for sandbox in maker.made if sandbox.alive) <= 3
+    await pool.close()
+
+
 READY = replace(SHAPE, preload=("numpy",))
 
 
@@ -381,9 +467,8 @@ async def test_no_job_waits_until_a_sandbox_has_imported_something(pool: Pool, m
             assert sandbox.shape == SHAPE
     maker.hold.set()
     async with asyncio.timeout(PATIENCE):
-        while not any(made.shape == READY for made in maker.made):
+        while not any(sandbox.shape == READY for sandbox in pool._alive):
             await asyncio.sleep(0)
-    await asyncio.sleep(0)
     async with pool.lend(READY) as sandbox:
         assert sandbox.shape == READY
     assert sum(made.shape == READY for made in maker.made) == 1

@@ -134,8 +134,23 @@ def test_an_unknown_debian_package_is_named_with_its_file_and_line(toy: Path) ->
     [
         ("numpy\nscipy=1.2\n", ":2: 'scipy=1.2' is not a requirement: Expected"),
         ("numpy \\\n  --hash=sha256:0\n\nscipy >=\n", ":4: 'scipy >=' is not a requirement"),
-        ("-e .\n", ":1: '-e .' is not possible, as an image holds only wheels."),
+        ("-e .\n", ":1: '-e' is not possible, as an image holds only wheels. The options that a file may have are -i,"),
+        ("-e./x\n", ":1: '-e./x' is not possible"),
+        ("--edit ./x\n", ":1: '--edit' is not possible"),
         ("--target=/\n", ":1: '--target=/' is not possible"),
+        ("numpy\n--no-binary :all:\n", ":2: '--no-binary' is not possible"),
+        ("--no-index \\\n '--no-binary=:all:'\n", ":1: '--no-binary=:all:' is not possible"),
+        ("numpy --config-settings=a=b\n", ":1: '--config-settings=a=b' is not possible"),
+        ("numpy\t--global-option=x\n", ":1: '--global-option=x' is not possible"),
+        ("numpy -e ./x\n", ":1: '-e' is not possible"),
+        ("-r other.txt\n", ":1: '-r' is not possible"),
+        ("--find-links 'x\n", ':1: "--find-links \'x" is not a requirement: No closing quotation.'),
+        ("a @ git+https://host/a\n", ":1: 'a @ git+https://host/a' is not possible, as an image holds only wheels."),
+        ("a @ git+https://host/a.whl\n", ":1: 'a @ git+https://host/a.whl' is not possible"),
+        ("git+https://host/a.whl\n", ":1: 'git+https://host/a.whl' is not possible"),
+        ("a @ https://host/a-1.tar.gz\n", ":1: 'a @ https://host/a-1.tar.gz' is not possible"),
+        ("a @ file:///a\n", ":1: 'a @ file:///a' is not possible"),
+        ("./a\n", ":1: './a' is not a requirement"),
         ("# nothing\n\n", " lists no package."),
     ],
 )
@@ -151,11 +166,13 @@ def test_a_requirements_file_may_have_comments_options_and_joined_lines(tmp_path
     file = tmp_path / "requirements.txt"
     file.write_text(
         "# a\n--index-url https://a/#b\nnumpy==1.26.4 \\\n --hash=sha256:0  # c\n./a-1-py3-none-any.whl\nPy_YAML\n"
+        "b @ https://host/b-1-py3-none-any.whl#sha256=0\n-i https://a --extra-index-url=https://b\n-f./wheels\n"
     )
     found = [(entry.line, entry.text, entry.name) for entry in requirements.requirements(file)]
     assert found == [
         (2, "--index-url https://a/#b", ""), (3, "numpy==1.26.4", "numpy"), (5, "./a-1-py3-none-any.whl", ""),
-        (6, "Py_YAML", "py-yaml"),
+        (6, "Py_YAML", "py-yaml"), (7, "b @ https://host/b-1-py3-none-any.whl#sha256=0", "b"), (8, "-i https://a", ""),
+        (9, "-f./wheels", ""),
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,11 +18,12 @@ from evalpool.schemas import Limits, SandboxLost, SetupError
 from evalpool.schemas.settings import settings
 from evalpool.worker.sandbox.agent.main import Agent
 from evalpool.worker.sandbox.agent.wire import UNABLE
-from evalpool.worker.sandbox.base import Shape
+from evalpool.worker.sandbox.base import Command, Shape
 from evalpool.worker.sandbox.docker import DockerBox
 from evalpool.worker.sandbox.engine import OWNER, Engine, owner
 from evalpool.worker.sandbox.hardening import AGENT_MIB, CAPABILITIES, options
-from evalpool.worker.sandbox.line import opened
+from evalpool.worker.sandbox.line import Line, opened
+from evalpool.worker.sandbox.stream import Stream
 from tests.conftest import PATIENCE, ROOT, containers, eventually
 from tests.sandbox.conftest import SHAPE
 from tests.sandbox.test_contract import bash, python
@@ -202,10 +204,61 @@ async def test_a_line_to_another_process_than_the_agent_is_not_opened() -> None:
         assert opened(os.getpid(), [(ends[1], names[1]), (ends[0], "")]) is None
         assert opened(os.getppid(), [(ends[1], names[1]), (ends[0], names[0])]) is None
         assert opened(os.getpid(), []) is None
-        with pytest.raises(SandboxLost):
-            opened(os.getpid(), [("../1", names[1]), (ends[0], names[0])])
+        for impossible in ("../1", float("inf"), None):
+            with pytest.raises(SandboxLost):
+                opened(os.getpid(), [(impossible, names[1]), (ends[0], names[0])])
     finally:
         for fd in ends:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("kind", ["file", "named pipe", "device", "socket", "folder"])
+def test_nothing_is_opened_for_an_agent_that_offers_something_else_than_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Opening a device can do anything, and a named pipe can be anybody's."""
+    path = tmp_path / "pipe:[1]"
+    if kind == "file":
+        path.touch()
+    elif kind == "named pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    with socket.socket() as server:
+        flags = os.O_RDONLY if kind == "folder" else os.O_RDWR
+        fd = server.fileno() if kind == "socket" else os.open("/dev/null" if kind == "device" else path, flags)
+        name = str(Path(f"/proc/self/fd/{fd}").readlink())
+        real, seen = os.open, list[int]()
+
+        def look(place: str, flags: int) -> int:
+            seen.append(flags)
+            return real(place, flags)
+
+        monkeypatch.setattr(os, "open", look)
+        for offered in (name, "pipe:[1]", 1):
+            assert opened(os.getpid(), [(fd, offered), (fd, offered)]) is None
+        assert all(each & os.O_PATH for each in seen)
+        if kind != "socket":
+            os.close(fd)
+
+
+async def test_a_line_that_cannot_be_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError("no memory")
+
+    for name in ("connect_read_pipe", "connect_write_pipe"):
+        ends = [*os.pipe(), *os.pipe()]
+        stream = Stream()
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), name, fail)
+            with pytest.raises(OSError, match="no memory"):
+                await stream.go_over(Line(ends[0], ends[3]))
+        stream.close()
+        await asyncio.sleep(0)
+        for fd in (ends[0], ends[3]):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(fd)
+        for fd in ends[1:3]:
             os.close(fd)
 
 
@@ -230,6 +283,34 @@ async def test_the_last_words_of_an_agent_with_a_direct_line_are_told(box: Docke
     with pytest.raises(SandboxLost) as raised:
         await box.run(python(""))
     assert "AttributeError" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("writer", ["agent", "keeper"])
+async def test_an_agent_that_can_tell_its_worker_nothing_more_exits_as_at_the_end_of_its_stream(
+    box: DockerBox, engine_client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch, writer: str
+) -> None:
+    monkeypatch.setattr(box._stream, "hung_up", lambda _: None)
+    ended = asyncio.create_task(asyncio.to_thread(engine_client.api.wait, box.id))
+    replies = box._stream._transports[1]
+    assert isinstance(replies, asyncio.ReadTransport)
+    replies.close()
+
+    def processes() -> int:
+        usage = box.usage()
+        return usage.processes if usage else 0
+
+    async with asyncio.timeout(PATIENCE):
+        if writer == "agent":
+            run = asyncio.create_task(box.run(python("print(1)")))
+            await asyncio.wait((ended, run), return_when=asyncio.FIRST_COMPLETED)
+            run.cancel()
+        else:
+            box.spawn(Command(argv=("sh", "-c", "sleep 0.3; echo 1")), lambda *_: None)
+            for stage in (lambda: processes() == 1, lambda: processes() > 1):
+                while stage() and not ended.done():
+                    await asyncio.sleep(0.01)
+            box._stream.close()
+        assert (await ended)["StatusCode"] == 0, box._stream.kept[2].decode()
 
 
 @pytest.mark.parametrize("way", ["direct", "attached"])

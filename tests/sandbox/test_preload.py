@@ -8,10 +8,13 @@ from dataclasses import replace
 import docker
 import pytest
 
+from evalpool.schemas import Limits, SandboxLost
 from evalpool.schemas.settings import Settings
 from evalpool.worker.sandbox.base import Outcome, Program, Shape
+from evalpool.worker.sandbox.docker import DockerBox
 from evalpool.worker.sandbox.engine import Engine
 from evalpool.worker.sandbox.factory import Containers
+from tests.conftest import PATIENCE
 from tests.sandbox.conftest import SHAPE
 
 
@@ -99,10 +102,56 @@ async def test_a_program_finds_the_same_whether_its_import_was_made_in_advance_o
         assert 0.6 < one.memory_bytes / other.memory_bytes < 1.5
 
 
+EAT = """import numpy, gc, sys
+gc.unfreeze()
+gc.collect()
+numpy.random.rand(1000), numpy.linalg.inv(numpy.eye(50))
+held = []
+while True:
+    held.append(bytearray(1 << 20))
+    print(end=".", flush=True)
+"""
+
+
+async def test_a_program_has_as_much_memory_whether_its_import_was_made_in_advance_or_not(engine: Engine) -> None:
+    eaten = []
+    for shape in (NUMPY, replace(NUMPY, preload=())):
+        box = await Containers(engine, Settings()).start(shape)
+        try:
+            outcome = await box.run(replace(python(EAT), limits=Limits(cpu_seconds=20, wall_seconds=PATIENCE)))
+        finally:
+            await box.close()
+        assert outcome.oom_kills == 1
+        eaten.append(outcome.stdout_total)
+    warm, plain = eaten
+    assert plain <= warm < plain + 16
+
+
 async def test_a_program_that_poisons_an_import_changes_nothing_for_the_next(engine: Engine) -> None:
     first, _, last = await outcomes(engine, NUMPY, python(TELL), python(POISON), python(TELL))
     assert first.exit_code == 0, first.stderr
     assert last.stdout == first.stdout
+
+
+async def test_one_sandbox_that_is_lost_at_its_start_says_nothing_about_its_imports(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, limit = [SandboxLost("a test has taken it away")], DockerBox.limit
+
+    async def lose(box: DockerBox, shape: Shape) -> bool:
+        if losses:
+            raise losses.pop()
+        return await limit(box, shape)
+
+    monkeypatch.setattr(DockerBox, "limit", lose)
+    containers = Containers(engine, Settings())
+    for _ in range(2):
+        box = await containers.start(NUMPY)
+        try:
+            outcome = await box.run(python("import sys; print('numpy' in sys.modules)"))
+        finally:
+            await box.close()
+        assert outcome.stdout == b"True\n"
 
 
 @pytest.fixture
@@ -112,6 +161,8 @@ def odd(engine_client: docker.DockerClient) -> Iterator[str]:
     modules = {
         "busy": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
         "deadly": "import os; os.getpid() == 1 and os._exit(3)",
+        "untidy": 'import os; os.makedirs(os.path.expanduser("~/.config/untidy"), exist_ok=True)',
+        "cramped": "import tempfile; held = tempfile.TemporaryFile(); held.write(bytes(9999)); held.flush()",
     }
     writing = (f"RUN echo '{code}' > {place}/{name}.py\n" for name, code in modules.items())
     text = "FROM evalpool/python:3.11\n" + "".join(writing)
@@ -121,22 +172,28 @@ def odd(engine_client: docker.DockerClient) -> Iterator[str]:
     engine_client.images.remove(tag, force=True)
 
 
-async def test_a_module_that_starts_threads_or_ends_the_agent_is_left_to_the_programs(
+async def test_a_module_that_does_more_than_define_something_is_left_to_the_programs(
     engine: Engine, odd: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     shape = replace(NUMPY, image=odd)
     containers = Containers(engine, Settings())
-    code = "import sys; print([name in sys.modules for name in ('numpy', 'busy', 'deadly')]); import busy, deadly"
+    names = ("numpy", "busy", "untidy", "cramped", "deadly")
+    code = f"import sys; print(*(name for name in {names} if name in sys.modules)); import {','.join(names)}"
     for preload, expected in {
-        ("busy", "numpy"): b"[True, False, False]\n",
-        ("deadly", "numpy"): b"[False, False, False]\n",  # which of them it was is not known
+        ("busy", "numpy"): b"numpy\n",
+        ("untidy", "numpy"): b"numpy\n",
+        ("cramped", "numpy"): b"numpy\n",
+        ("deadly", "numpy"): b"\n",  # which of them it was is not known
     }.items():
         for _ in range(2):
             box = await containers.start(replace(shape, preload=preload))
             try:
                 outcome = await box.run(python(code))
+                assert await box.reset()
             finally:
                 await box.close()
             assert (outcome.stdout, outcome.exit_code) == (expected, 0), outcome.stderr
-    assert [record.getMessage().partition(" ")[0] for record in caplog.records] == ["busy", "deadly,"]
+    warned = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert warned == ["busy", "untidy", "cramped", "deadly,"]
     assert "it starts threads" in caplog.text
+    assert caplog.text.count("it writes files") == 2

@@ -12,6 +12,7 @@ from evalpool.schemas import SandboxLost
 from evalpool.worker.sandbox.agent.wire import pack
 from evalpool.worker.sandbox.line import Line
 from evalpool.worker.sandbox.stream import Stream
+from tests.conftest import PATIENCE
 
 
 class Wire(asyncio.Transport):
@@ -159,6 +160,17 @@ async def test_an_agent_that_does_not_answer_ends_the_stream(agent: Attached) ->
     assert await agent.over()
 
 
+async def test_a_reply_is_still_to_come_when_whoever_waited_for_it_is_cancelled(agent: Attached) -> None:
+    reply = agent.stream.expect(0)
+    waiter = asyncio.create_task(agent.stream.arrived(reply, 10))
+    await asyncio.sleep(0)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    agent.say(pack({"id": 1}))
+    assert await agent.stream.arrived(reply, 10) == ({"id": 1}, b"")
+
+
 async def test_the_end_of_the_connection_tells_the_agents_last_words(agent: Attached) -> None:
     reply = asyncio.create_task(ask(agent.stream, [], 0, 10))
     await asyncio.sleep(0)
@@ -169,11 +181,15 @@ async def test_the_end_of_the_connection_tells_the_agents_last_words(agent: Atta
 
 
 async def test_the_end_of_a_direct_line_is_noticed_while_the_engine_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("evalpool.worker.sandbox.stream.WORDS_SECONDS", 0.01)
+    monkeypatch.setattr("evalpool.worker.sandbox.stream.WORDS_SECONDS", 0.1)
     agent = Direct()
     await agent.connect()
     reply = agent.stream.expect(0)
     os.close(agent._replies)
+    async with asyncio.timeout(PATIENCE):
+        while agent.stream.alive:  # although its last words may still come
+            await asyncio.sleep(0)
+    assert not reply.done()
     with pytest.raises(SandboxLost, match="the container is gone"):
         await reply
     assert await agent.over()

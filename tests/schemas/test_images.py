@@ -1,8 +1,10 @@
 """Which image a job gets, and what its result depends on, is decided in schemas/images.py."""
 
+from typing import Any
+
 import pytest
 
-from evalpool.schemas import JobSpec, Settings, images
+from evalpool.schemas import JobSpec, Settings, fleet, images
 
 SETTINGS = Settings(image="a:1", code_image="b:1", notebook_image="c:1")
 
@@ -44,6 +46,10 @@ def test_the_digest_of_a_job_depends_on_its_image_and_on_how_programs_are_run() 
     spec = JobSpec(code="x")
     made = [("a:1 sha256:1", "warm"), ("a:1 sha256:2", "warm"), ("c:1 sha256:1", "warm"), ("a:1 sha256:1", "cold")]
     assert len({spec.digest(images.made_by(image, profile)) for image, profile in made}) == 4
+    ways: tuple[dict[str, Any], ...] = (
+        {}, {"interpreter": "cold"}, {"runtime": "runsc"}, {"preload": "numpy"}, {"warm_imports": False}
+    )  # fmt: skip
+    assert len({fleet.profile(Settings.model_validate(way)) for way in ways}) == len(ways)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ def test_only_a_bounded_part_of_a_text_is_read() -> None:
         {"limits": {"memory_mib": ROOMY_MIB - 1}},
         {"files": {"numpy.py": "x = 1"}},
         {"files": {"numpy/__init__.py": ""}},
+        {"files": {"random.py": "x = 1"}},
+        {"files": {"six.cpython-311-x86_64-linux-gnu.so": "x"}},
+        {"files": {"dateutil/__init__.py": "", "dateutil/parser.py": ""}},
     ],
 )
 def test_some_jobs_get_nothing_that_is_imported_in_advance(more: dict[str, object]) -> None:
@@ -55,7 +58,9 @@ def test_some_jobs_get_nothing_that_is_imported_in_advance(more: dict[str, objec
 
 
 def test_the_imports_of_program_and_check_count_unless_a_setting_says_otherwise() -> None:
-    spec = JobSpec(code="import numpy", check="import pandas", files={"data/numpy.csv": "1"})
+    spec = JobSpec(
+        code="import numpy", check="import pandas", files={"data/numpy.csv": "1", "data/random.py": "", "six": ""}
+    )
     assert wanted(spec, Settings()) == {"numpy", "pandas"}
     assert wanted(spec, Settings(preload=("pandas",))) == {"numpy"}
     assert wanted(spec, Settings(interpreter="cold")) == frozenset()

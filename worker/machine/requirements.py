@@ -6,11 +6,13 @@ of another version can install for the one of the image.
 """
 
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -21,8 +23,9 @@ MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 """An architecture as Docker names it → as wheels name it."""
 GLIBC = 36
 """The minor version of the C library in the images' Debian release; wheels for an older one run with it, too."""
-REFUSED = ("-e", "--editable", "--python-version", "--platform", "-t", "--target")
-"""Options of a requirements file that make no sense in an image."""
+OPTIONS = ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--no-index", "--trusted-host", "--hash")
+"""The options that a requirements file may have. Others make no sense in an image, or let pip build a package, which
+executes it on this machine."""
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 _NAME = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
 _TAG = re.compile(rf"(?:[A-Za-z0-9.-]+:[0-9]+/)?{_NAME}(?:/{_NAME})*:[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}")
@@ -88,17 +91,34 @@ def requirements(path: Path) -> list[Entry]:
     would not understand, or that has no place in an image."""
     found = entries(path)
     for entry in found:
-        text = re.split(r"\s--", entry.text)[0].strip()  # hashes and other options of one requirement
-        if text.startswith("-"):
-            if re.split(r"[\s=]", text)[0] in REFUSED:
-                raise InvalidAddition(f"{entry.place}: {text!r} is not possible, as an image holds only wheels.")
-        elif not text.endswith(".whl"):
-            try:
-                Requirement(text)
-            except InvalidRequirement as error:
+        text = re.split(r"(?:^|\s)-", entry.text)[0].strip()
+        _check_options(entry, entry.text.removeprefix(text))
+        try:
+            address = (Requirement(text).url if text else None) or ""
+        except InvalidRequirement as error:
+            if not text.endswith(".whl"):
                 why = str(error).splitlines()[0]
                 raise InvalidAddition(f"{entry.place}: {text!r} is not a requirement: {why}.") from None
+            address = text
+        parts = urlsplit(address)
+        if address and (parts.scheme not in ("", "file", "http", "https") or not parts.path.endswith(".whl")):
+            raise InvalidAddition(f"{entry.place}: {text!r} is not possible, as an image holds only wheels.")
     return [Entry(entry.path, entry.line, re.split(r"\s--", entry.text)[0].strip()) for entry in found]
+
+
+def _check_options(entry: Entry, text: str) -> None:
+    """Raise `InvalidAddition` for an option that is not allowed. pip reads these words as a shell does."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InvalidAddition(f"{entry.place}: {entry.text!r} is not a requirement: {error}.") from None
+    for word in words:
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if name.startswith("-") and name not in OPTIONS:
+            raise InvalidAddition(
+                f"{entry.place}: {word!r} is not possible, as an image holds only wheels. The options that a file may "
+                f"have are {', '.join(OPTIONS)}."
+            )
 
 
 def checked_tag(tag: str) -> str:

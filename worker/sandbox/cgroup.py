@@ -41,8 +41,8 @@ class Reading:
 class Cgroup:
     """The open counters of one container, and its limits."""
 
-    def __init__(self, pid: int) -> None:
-        paths = _paths(pid)
+    def __init__(self, pid: int, container: str) -> None:
+        paths = _paths(pid, container)
         memory, unified = paths.get("memory"), paths.get("")
         self._quota = paths["cpu"] / "cpu.cfs_quota_us" if "cpu" in paths else (unified or ROOT) / "cpu.max"
         self._reclaim = (unified or ROOT) / "memory.reclaim" if memory is None else None
@@ -159,19 +159,23 @@ class Cgroup:
             os.close(self._limits.popitem()[1])
 
 
-def find(pid: int) -> Cgroup | None:
-    """Return the counters of a process's container, or None if this worker cannot see them."""
+def find(pid: int, container: str) -> Cgroup | None:
+    """Return the counters of a container, or None if this worker cannot see them. `pid` is its first process, as the
+    engine names it, which may mean another process here, or none."""
     try:
-        return Cgroup(pid)
+        return Cgroup(pid, container)
     except (OSError, KeyError, ValueError):
         return None
 
 
-def _paths(pid: int) -> dict[str, Path]:
-    """Return controller → directory; the unified hierarchy of version 2 has the empty name."""
+def _paths(pid: int, container: str) -> dict[str, Path]:
+    """Return controller → directory; the unified hierarchy of version 2 has the empty name. Every engine names the
+    directories of a container by its id, so those of another process are not taken for them."""
     found: dict[str, Path] = {}
     for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
+        if container not in path:
+            continue
         for controller in controllers.split(","):
             for mount in (controllers, controller):
                 directory = ROOT / mount / path.lstrip("/")

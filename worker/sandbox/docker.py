@@ -60,7 +60,8 @@ async def limited(box: Box, shape: Shape, engine: Engine, group: cgroup.Cgroup |
             wanted = memory, socket_bytes(shape), processes
             done = await asyncio.to_thread(group.limit, *wanted) if group.exceeds(memory) else group.limit(*wanted)
         elif shape != box.shape:
-            done = await engine.call(engine.update, box.id, memory, processes)
+            lower = memory < memory_bytes(box.shape)
+            done = await engine.call(engine.update, box.id, memory, processes, lower)
     except (SandboxLost, OSError, ValueError):  # the container is gone, or uses too much
         return False
     if done:
@@ -123,13 +124,15 @@ class DockerBox(Box):
             self._stream.send(pack({"direct": line is not None}))
             if line is not None:
                 await self._stream.go_over(line)
+            self._cgroup = cgroup.find(pid, self.id)
+            if not await self.limit(self.shape):  # the engine could not limit the buffers of sockets
+                raise SandboxLost("the limits of the new sandbox could not be set")
         except BaseException:
             await self.close()
             raise
-        self._cgroup = cgroup.find(pid)
-        await self.limit(self.shape)  # the engine could not limit the buffers of sockets
-        with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
-            os.setpriority(os.PRIO_PROCESS, pid, -20)
+        if self._cgroup is not None:  # else this pid may be that of another process here
+            with suppress(OSError):  # if allowed: a thousand processes of a program must not keep the agent from acting
+                os.setpriority(os.PRIO_PROCESS, pid, -20)
 
     async def limit(self, shape: Shape) -> bool:
         return await limited(self, shape, self._engine, self._cgroup, process_count(shape, self._settings.runtime))
@@ -180,7 +183,7 @@ class DockerBox(Box):
             meta, body = await self._late(reply, before)
             outcome = self._outcome(meta, body, limits.output_bytes, token)
         except SandboxLost as lost:
-            outcome = await self._autopsy(lost, before, time.monotonic() - started)
+            outcome = await self._autopsy(lost, before, started)
         return outcome if before is None else self._corrected(outcome, before)
 
     def spawn(self, command: Command, hear: Hear) -> Running:
@@ -253,12 +256,12 @@ class DockerBox(Box):
         except (KeyError, ValueError) as error:
             raise SandboxLost(f"the agent sent an impossible reply ({error})") from None
 
-    async def _autopsy(self, lost: SandboxLost, before: cgroup.Reading | None, wall_seconds: float) -> Outcome:
+    async def _autopsy(self, lost: SandboxLost, before: cgroup.Reading | None, started: float) -> Outcome:
         """Find out why the sandbox died under a program. Death for memory is the program's doing, so its outcome is
         returned; any other loss is raised."""
-        notes = {"oom"}
+        wall_seconds, notes = time.monotonic() - started, {"oom"}
         if before is None or not self._out_of_memory(before):
-            notes = await self._engine.call(self._engine.ends, self.id)
+            notes = await self._engine.call(self._engine.ends, self.id, started)
         self._stream.close()
         if "oom" in notes:
             return Outcome.killed_for_memory(wall_seconds)

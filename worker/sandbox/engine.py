@@ -150,22 +150,32 @@ class Engine:
                 f"docker export $(docker create {name}) | docker import - NAME"
             )
 
-    def update(self, container: str, memory: int, processes: int) -> bool:
+    def update(self, container: str, memory: int, processes: int, lower: bool) -> bool:
         """Limit the memory of a container, in bytes, and the number of its processes. Return whether the engine has
-        noted these limits, which it does after it has set them."""
+        noted these limits, which it does after it has set them. A limit that is lower than the last one is not set
+        below what is in use: with version 2 of cgroups, the kernel would kill processes to keep it."""
         wanted = {"Memory": memory, "MemorySwap": memory, "PidsLimit": processes}
         api: Any = self.api  # its public method does not know the limit of processes
+        if lower:
+            found = api.stats(container, stream=False, one_shot=True)["memory_stats"]
+            counts = found.get("stats", {})
+            cached = counts.get("total_inactive_file", counts.get("inactive_file", 0))
+            if found.get("usage", 0) - cached > memory:
+                return False
         api._result(api._post_json(api._url("/containers/{0}/update", container), data=wanted))
         host = api.inspect_container(container)["HostConfig"]
         return {name: host[name] for name in wanted} == wanted
 
-    def ends(self, container: str) -> set[str]:
-        """Return the events that the engine noted for a container, which may be gone by now: `oom`, `kill` (from
-        outside), `die`, or `left`, which stands for an agent that exited because its stream had ended."""
+    def ends(self, container: str, begun: float) -> set[str]:
+        """Return the events that the engine has noted for a container since `begun` by the monotonic clock; the
+        container may be gone by now. They are `oom`, `kill` (from outside), `die`, and `left`, which stands for an
+        agent that exited because its stream had ended."""
         filters = {"container": container, "event": ["oom", "kill", "die"]}
-        # The engine waits until this time, so it must be by its own clock: ours may be hours ahead.
-        now = datetime.fromisoformat(self.api.info()["SystemTime"])
-        noted = self.api.events(since=1, until=int(now.timestamp()) + 1, filters=filters, decode=True)
+        # The engine waits until the second time, and both must be by its own clock: ours may be hours ahead.
+        api: Any = self.api  # its public method does not know of parts of a second
+        now = datetime.fromisoformat(api.info()["SystemTime"]).timestamp()
+        since = f"{now - (time.monotonic() - begun):.6f}"
+        noted = api.events(since=since, until=int(now) + 1, filters=filters, decode=True)
         return {"left" if event["Actor"]["Attributes"].get("exitCode") == "0" else event["Action"] for event in noted}
 
     def ping(self, image: str) -> None:

@@ -77,11 +77,12 @@ class ExecBox(Box):
                 if ready.over.is_set() or loop.time() > end:
                     raise SandboxLost("the container did not start")
                 await asyncio.sleep(LOOK_SECONDS)
+            self._cgroup = cgroup.find(pid, self.id)
+            if not await self.limit(self.shape):
+                raise SandboxLost("the limits of the new container could not be set")
         except BaseException:
             await self.close()
             raise
-        self._cgroup = cgroup.find(pid)
-        await self.limit(self.shape)
 
     async def limit(self, shape: Shape) -> bool:
         return await limited(self, shape, self._engine, self._cgroup, self._processes(shape))

@@ -12,6 +12,9 @@ from evalpool.worker.sandbox.exec import ExecBox
 
 log = logging.getLogger("evalpool.sandbox")
 
+TRIES = 2
+"""How often a sandbox with imports must not come up until it is started without them."""
+
 
 class Containers:
     """Starts sandboxes that are containers of one engine."""
@@ -45,7 +48,7 @@ class Containers:
     async def _with_agent(self, shape: Shape) -> Box:
         """Start a sandbox with our agent. Modules that the image lacks are not imported in advance, and not tried
         again: a failed import may leave anything behind, so it costs a container."""
-        unable = self._unable.setdefault(shape.image, set())
+        unable, lost = self._unable.setdefault(shape.image, set()), 0
         while True:
             sandbox = DockerBox(shape, self._engine, settings=self._settings, without=tuple(unable))
             try:
@@ -65,7 +68,10 @@ class Containers:
             except SandboxLost as error:
                 if not sandbox.id or unable.issuperset(shape.preload):
                     raise
-                # The agent did not come up. Perhaps an import hangs or takes all memory: jobs can do without it.
+                lost += 1
+                if lost < TRIES:  # this may have had any other reason
+                    continue
+                # The agent does not come up. Perhaps an import hangs or takes all memory: jobs can do without it.
                 log.warning(
                     "%s will not be imported in advance in the image %s: the sandbox did not start (%s)",
                     ", ".join(shape.preload), name_of(shape.image), error, extra={"action": "cannot_import"},

@@ -10,6 +10,9 @@ from evalpool.worker.sandbox.base import Shape
 
 AGENT_MIB = 16
 """Memory that the agent needs beside the program's: 7 MiB, and what it holds of an ordinary job."""
+IMPORT_MIB = 8
+"""Memory in addition for each module that is imported in advance: a program that changes the pages on which it lies has
+copies of them, beside those of the agent."""
 CAPABILITIES = ["SETUID", "SETGID", "KILL"]
 """All capabilities of the agent: to become the job's user and group, and to end its processes. Jobs have none."""
 SOCKETS_MIB = 16
@@ -90,7 +93,7 @@ def options(shape: Shape, labels: dict[str, str], runtime: str | None = None) ->
 
 def memory_bytes(shape: Shape) -> int:
     """Return the memory limit of a sandbox: what the program may use, and what the agent needs."""
-    return (shape.memory_mib + AGENT_MIB + shape.extra_mib) << 20
+    return (shape.memory_mib + AGENT_MIB + IMPORT_MIB * len(shape.preload) + shape.extra_mib) << 20
 
 
 def process_count(shape: Shape, runtime: str | None = None) -> int:

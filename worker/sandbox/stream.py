@@ -104,7 +104,7 @@ class Stream(Demultiplexer):
     @property
     def alive(self) -> bool:
         """Whether the agent is there, as far as is known."""
-        return self.transport is not None and self._lost is None
+        return self.transport is not None and self._lost is None and not self._hung_up
 
     @property
     def direct(self) -> bool:
@@ -120,10 +120,17 @@ class Stream(Demultiplexer):
         """Use the direct line from now on, for both directions."""
         loop = asyncio.get_running_loop()
         self._direct = True
-        reader, _ = await loop.connect_read_pipe(lambda: _End(self), os.fdopen(line.replies, "rb", 0))
-        self._transports.append(reader)
-        self.transport, _ = await loop.connect_write_pipe(lambda: _End(self), os.fdopen(line.requests, "wb", 0))
-        self._transports.append(self.transport)
+        ends = [os.fdopen(line.replies, "rb", 0), os.fdopen(line.requests, "wb", 0)]
+        try:
+            reader, _ = await loop.connect_read_pipe(lambda: _End(self), ends[0])
+            self._transports.append(reader)
+            del ends[0]  # the transport closes it
+            self.transport, _ = await loop.connect_write_pipe(lambda: _End(self), ends[0])
+            self._transports.append(self.transport)
+            del ends[0]
+        finally:
+            for end in ends:
+                end.close()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -177,13 +184,12 @@ class Stream(Demultiplexer):
 
     async def arrived(self, reply: Reply, seconds: float) -> Frame:
         """Return a frame that is expected, when it has come; after so many seconds, the sandbox is lost."""
-        if reply.done():
-            return reply.result()
-        try:
-            return await asyncio.wait_for(reply, seconds)
-        except TimeoutError:
-            self.fail("the agent did not answer in time")
-            raise SandboxLost(str(self._lost)) from None
+        if not reply.done():
+            # The reply is still to come if whoever waits for it is cancelled, and must not be cancelled with them.
+            await asyncio.wait((reply,), timeout=seconds)
+        if not reply.done():
+            self.fail("the agent did not answer in time")  # which is now the error of the reply
+        return reply.result()
 
     def close(self) -> None:
         """End the connection; the agent in the container notices that and exits."""

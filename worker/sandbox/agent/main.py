@@ -98,13 +98,16 @@ class Agent:
 
     def warm(self, modules: list[str]) -> None:
         """Import modules that jobs will want, and keep the garbage collector from touching them, so that a job's copy
-        of their memory stays shared. Exits if one of them cannot be imported, or starts a thread, which might hold a
-        lock at a fork, and then no copy could ever take that lock."""
+        of their memory stays shared. Exits if one of them cannot be imported; or starts a thread, which might hold a
+        lock at a fork, and then no copy could ever take that lock; or writes files, which every job would find, and
+        which no reset could remove."""
         for name in modules:
             try:
                 snapshot.remember(name, importlib.import_module(name))
                 if len(os.listdir("/proc/self/task")) > 1:
                     raise ImportError("it starts threads")
+                if self.reset.remains():
+                    raise ImportError("it writes files")
             except Exception as error:  # the traceback may be longer than what the worker reads; its root says why
                 while root := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
                     error = root  # type: ignore[assignment]
@@ -194,8 +197,11 @@ def _name(fd: int) -> str:
 
 def main(config: wire.Config) -> None:
     """Run the agent; the bootstrap calls this."""
-    agent = Agent(config)  # it lives on in every program, as taking it apart would cost each of them half a millisecond
-    job = agent.serve()
+    try:
+        agent = Agent(config)  # it lives on in every program: taking it apart would cost half a millisecond each time
+        job = agent.serve()
+    except BrokenPipeError:  # we, or a keeper, had something to tell the worker, but it is gone: so are we
+        os._exit(0)
     if job is not None:
         try:
             job.become()

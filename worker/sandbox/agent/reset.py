@@ -39,13 +39,14 @@ class Reset:
             return "a socket is left"
         if self._counters() != self.counters_at_birth:
             return "the packet counters have changed"
-        remains = self._remains()
+        remains = self.remains()
         if remains:
             self._wipe()
-            remains = self._remains()
+            remains = self.remains()
         return remains
 
-    def _remains(self) -> str:
+    def remains(self) -> str:
+        """Return which writable place is not as it was at birth, or nothing."""
         for place, birth in zip(self.places, self.birth, strict=True):
             if os.listdir(place):
                 return f"{place} is not empty"

@@ -124,8 +124,10 @@ class Session:
         """Send one frame, as the agent or as a keeper, when it is our turn."""
         frame = wire.pack({"id": command, **meta}, len(data))
         os.read(self.turn, 1)
-        wire.write_all(self.replies, frame + data)
-        os.write(self.token, b".")
+        try:
+            wire.write_all(self.replies, frame + data)
+        finally:
+            os.write(self.token, b".")  # also if the worker is gone: nobody must wait for a turn then
 
     def _bury(self, command: int) -> None:
         pid, pidfd, outbox = self.keepers.pop(command)

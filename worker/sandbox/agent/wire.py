@@ -93,7 +93,11 @@ class Given(TypedDict):
 
 
 class Buffer:
-    """Bytes that are overwritten when they are no longer needed."""
+    """Bytes that are overwritten when they are no longer needed.
+
+    More than a gulp is held in a mapping of its own, which the kernel gets back: the C library keeps much of what was
+    once allocated in large pieces, and that would be part of the memory of the next job.
+    """
 
     def __init__(self) -> None:
         self._data: bytearray | mmap.mmap = bytearray(GULP)
@@ -125,19 +129,25 @@ class Buffer:
     def clear(self, kept: int = 0) -> None:
         """Overwrite everything after the first `kept` bytes, and forget it."""
         self._wipe(kept)
-        if not kept and len(self._data) > GULP:
-            self._data = bytearray(GULP)
+        if isinstance(self._data, mmap.mmap):
+            start = -(-kept // mmap.PAGESIZE) * mmap.PAGESIZE
+            if not kept:
+                self._data = bytearray(GULP)
+            elif start < len(self._data):
+                self._data.madvise(mmap.MADV_DONTNEED, start)
         self.size = kept
 
     def _grow(self, need: int, want: int = 0) -> None:
         if need > len(self._data):
-            grown = bytearray(max(need, want))
+            grown = _mapping(max(need, want))
             grown[: self.size] = memoryview(self._data)[: self.size]  # no copy in between that nobody would wipe
             self._wipe()
             self._data = grown
 
     def _wipe(self, start: int = 0) -> None:
-        self._data[start : self.size] = bytes(self.size - start)
+        for place in range(start, self.size, GULP):
+            end = min(place + GULP, self.size)
+            self._data[place:end] = bytes(end - place)
 
 
 class Reserve(Buffer):
@@ -148,7 +158,7 @@ class Reserve(Buffer):
     """
 
     def __init__(self) -> None:
-        self._map = mmap.mmap(-1, RESERVE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._map = _mapping(RESERVE)
         self._map.madvise(mmap.MADV_DONTFORK)  # what is shared with a child is copied when it is written to
         self._map[:: mmap.PAGESIZE] = bytes(len(range(0, RESERVE, mmap.PAGESIZE)))
         self._data, self.size = self._map, 0
@@ -162,6 +172,10 @@ class Reserve(Buffer):
     def _grow(self, need: int, want: int = 0) -> None:
         if need > len(self._map):
             self._map.resize(max(need, want))
+
+
+def _mapping(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def ended(how: str, status: int, report: bytes, stdout_total: int, stderr_total: int) -> dict[str, object]:
