@@ -420,7 +420,6 @@ async def test_two_starts_at_once_start_one_sandbox(engine_client: docker.Docker
     eventually(lambda: not containers(engine_client, os.getpid()))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_call_from_another_event_loop_is_refused(engine_client: docker.DockerClient) -> None:
     async def use(sandbox: Sandbox) -> None:
         with pytest.raises((RuntimeError, SandboxLost)):
@@ -434,7 +433,7 @@ def test_a_call_from_another_event_loop_is_refused(engine_client: docker.DockerC
 
     both()
     eventually(lambda: not containers(engine_client, os.getpid()))
-    gc.collect()  # the streams of a loop that was closed over them complain, here and not in another test
+    gc.collect()  # what is still open would complain now
 
 
 async def test_a_pool_resets_tools_and_replaces_broken_sandboxes(engine_client: docker.DockerClient) -> None:

@@ -195,9 +195,14 @@ class Stream(Demultiplexer):
         """End the connection; the agent in the container notices that and exits."""
         while self._transports:
             transport = self._transports.pop()
-            if not transport.is_closing():
-                with suppress(RuntimeError):  # it belongs to another event loop, which is gone
-                    transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
+            if transport.is_closing():
+                continue
+            try:
+                transport.abort() if isinstance(transport, asyncio.WriteTransport) else transport.close()
+            except RuntimeError:  # it belongs to another event loop, which is gone and can close nothing any more
+                lose: Any = getattr(transport, "_call_connection_lost")  # noqa: B009 - asyncio offers no other way
+                with suppress(RuntimeError):
+                    lose(None)
 
     def _take(self) -> None:
         """Hand over every whole frame that is expected, or listened for."""
