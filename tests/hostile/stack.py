@@ -189,9 +189,11 @@ class Stack:
     def _slowed(self, neighbour: Result) -> bool:
         return neighbour.metrics.cpu_seconds > NEIGHBOUR_FACTOR * self.neighbour_cpu + 0.05
 
-    def disturbed(self, seen: Seen) -> bool:
-        """Return whether anything was slower than it should be, because of this case or of a busy machine."""
+    def disturbed(self, seen: Seen, start: int) -> bool:
+        """Return whether anything was slower than it should be, because of this case or of a busy machine. `start` is
+        the size of the log before the case."""
         late = any(_in_time(step, result) for step, result in seen.results)
+        late = late or any("action=given_back" in line for line in self._lines(start))  # a job waited for a second
         return late or bool(self.held(seen)) or (seen.neighbour is not None and self._slowed(seen.neighbour))
 
     def _settle(self, agent_may_die: bool = False) -> list[str]:
@@ -262,10 +264,14 @@ class Stack:
         """Return the size of the worker's log, in bytes."""
         return self.worker.log.stat().st_size
 
-    def _log(self, seen: Seen, start: int) -> list[str]:
+    def _lines(self, start: int) -> list[str]:
+        """Return the lines of the worker's log from this byte on."""
         with self.worker.log.open("rb") as file:
             file.seek(start)
-            lines = file.read().decode("utf-8", "replace").split("\n")[:-1]
+            return file.read().decode("utf-8", "replace").split("\n")[:-1]
+
+    def _log(self, seen: Seen, start: int) -> list[str]:
+        lines = self._lines(start)
         ids = {result.job_id for result in seen.all}
         told = [line for line in lines if "action=job_finished" in line and any(job in line for job in ids)]
         # A failed sweep is about the containers of other workers.

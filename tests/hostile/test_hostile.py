@@ -19,6 +19,8 @@ COLD = {"env": {"PYTHONNOUSERSITE": "1"}}
 """A job that sets a PYTHON… variable gets an interpreter of its own instead of a fork of the warm one."""
 HARNESS = {*range(7, 13), *range(33, 45), *range(59, 61), *range(69, 110), 115, 116, 117, 119, 120, 121, 132}
 SEEDS = range(1, 21)
+TRIES = 3
+"""How often a case is run if something was slower than it should be."""
 
 
 def _rounds() -> list[Any]:
@@ -44,11 +46,11 @@ def _rounds() -> list[Any]:
 def test_a_hostile_program_gets_its_verdict_and_nothing_else(
     stack: Stack, case: HostileCase, more: dict[str, Any]
 ) -> None:
-    start = stack.log_size()
-    seen = stack.run(case, **more)
-    if stack.disturbed(seen):  # what a program does, it does again; what a busy machine does, probably not
+    for _ in range(TRIES):  # what a program does, it does again; what a busy machine does, probably not
         start = stack.log_size()
         seen = stack.run(case, **more)
+        if not stack.disturbed(seen, start):
+            break
     stack.check(seen, start)
 
 

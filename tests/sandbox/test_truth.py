@@ -171,10 +171,10 @@ async def test_a_program_with_patience_gets_the_time_back_that_it_waited_for_a_c
     box: DockerBox, rivals: None
 ) -> None:
     limits = Limits(cpu_seconds=60, wall_seconds=4)
-    hurried = await box.run(python(BIND + BURN.format(1.6), limits=limits))
+    hurried = await box.run(python(BIND + BURN.format(2.4), limits=limits))
     assert hurried.ended == "wall"
     await box.reset()
-    patient = await box.run(python(BIND + BURN.format(1.6), limits=limits, patience=5 * PATIENCE))
+    patient = await box.run(python(BIND + BURN.format(2.4), limits=limits, patience=5 * PATIENCE))
     assert (patient.ended, patient.exit_code) == ("itself", 0)
     await box.reset()
     sleeper = await box.run(python(BIND + "import time; time.sleep(60)", limits=limits, patience=60))
