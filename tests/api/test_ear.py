@@ -102,6 +102,17 @@ def test_a_job_of_another_process_is_heard_of(store: Store, finish: Finish) -> N
         assert waiting.result().batch_id == foreign
 
 
+def wait_for(job: Job, finish: Finish) -> None:
+    """Wait for a job in a thread, and finish the job as soon as the ear listens."""
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(job.result, PATIENCE)
+        try:
+            eventually(listening, 10)
+        finally:
+            finish([job.id])
+        waiting.result()
+
+
 def test_a_thread_that_cannot_be_started_leaves_the_ear_as_it_was(
     store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,13 +126,7 @@ def test_a_thread_that_cannot_be_started_leaves_the_ear_as_it_was(
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="new thread"):
             job.result(timeout=1)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(job.result, PATIENCE)
-        try:
-            eventually(listening, 10)
-        finally:
-            finish([job.id])
-        waiting.result()
+    wait_for(job, finish)
 
 
 def test_the_ear_listens_again_after_an_error_of_any_kind(
@@ -139,13 +144,7 @@ def test_the_ear_listens_again_after_an_error_of_any_kind(
     eventually(lambda: not ears())
     monkeypatch.setattr(Ear, "_deliver", fail_once)
     job = submit_job(code="x")
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(job.result, PATIENCE)
-        try:
-            eventually(listening, 10)
-        finally:
-            finish([job.id])
-        waiting.result()
+    wait_for(job, finish)
     assert failed.is_set()
 
 

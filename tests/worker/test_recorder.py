@@ -1,7 +1,8 @@
 """Group commits: callers are notified only when the rows are committed, and no result is lost if a commit fails."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 import redis
@@ -20,6 +21,20 @@ from evalpool.worker.recorder import Recorder
 from tests.conftest import PATIENCE
 
 pytestmark = pytest.mark.redis
+
+
+@asynccontextmanager
+async def recording(store: Store) -> AsyncIterator[Recorder]:
+    """A recorder that commits what it is given, until the block ends."""
+    announcer = Announcer(settings())
+    recorder = Recorder(Ledger(store), announcer, lambda: 0)
+    keeper = asyncio.create_task(recorder.keep())
+    try:
+        yield recorder
+    finally:
+        keeper.cancel()
+        await asyncio.gather(keeper, return_exceptions=True)
+        announcer.close()
 
 
 @pytest.mark.parametrize("failures", [0, 2])
@@ -41,41 +56,30 @@ async def test_results_are_committed_in_groups_even_if_the_first_commits_fail(
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     store.add_batch("b", [JobSpec(code="x")] * 50, None, None)
     leases = store.claim(50, "w", 60).leases
-    bell, ledger = Bell(redis_url), Ledger(store)
-    announcer = Announcer(settings())
-    recorder = Recorder(ledger, announcer, lambda: 0)
-    keeper = asyncio.create_task(recorder.keep())
-    rings = Rings()
-    with Ear(bell).listen("b", rings):
-        while rings.wait(10) is not None:  # until the subscription is confirmed
-            pass
-        await asyncio.gather(*(recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases))
-        assert store.progress("b").finished == 50
-        assert sum(groups) == 50
-        assert len(groups) < 50
-        rung: set[str] = set()
-        while len(rung) < 50:
-            rung |= set(rings.wait(10) or ["nothing was rung"])
-    assert rung == {lease.job_id for lease in leases}
-    keeper.cancel()
-    await asyncio.gather(keeper, return_exceptions=True)
+    bell = Bell(redis_url)
+    async with recording(store) as recorder:
+        rings = Rings()
+        with Ear(bell).listen("b", rings):
+            while rings.wait(10) is not None:  # until the subscription is confirmed
+                pass
+            await asyncio.gather(*(recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases))
+            assert store.progress("b").finished == 50
+            assert sum(groups) == 50
+            assert len(groups) < 50
+            rung: set[str] = set()
+            while len(rung) < 50:
+                rung |= set(rings.wait(10) or ["nothing was rung"])
+        assert rung == {lease.job_id for lease in leases}
     bell.close()
-    announcer.close()
 
 
 async def test_a_second_result_of_a_job_is_dropped_without_an_error(store: Store, redis_url: str) -> None:
     store.add_batch("b", [JobSpec(code="x")], None, None)
     (lease,) = store.claim(1, "w", 60).leases
-    ledger = Ledger(store)
-    announcer = Announcer(settings())
-    recorder = Recorder(ledger, announcer, lambda: 0)
-    keeper = asyncio.create_task(recorder.keep())
-    await recorder.record(finished(lease, Verdict.PASSED, "", "w"))
-    await recorder.record(finished(lease, Verdict.WRONG_ANSWER, "", "w"))
-    assert [result.verdict for result in next(store.results(["b-000000"]), [])] == [Verdict.PASSED]
-    keeper.cancel()
-    await asyncio.gather(keeper, return_exceptions=True)
-    announcer.close()
+    async with recording(store) as recorder:
+        await recorder.record(finished(lease, Verdict.PASSED, "", "w"))
+        await recorder.record(finished(lease, Verdict.WRONG_ANSWER, "", "w"))
+        assert [result.verdict for result in next(store.results(["b-000000"]), [])] == [Verdict.PASSED]
 
 
 async def test_a_result_that_cannot_be_stored_does_not_keep_others_from_being_stored(
@@ -91,17 +95,11 @@ async def test_a_result_that_cannot_be_stored_does_not_keep_others_from_being_st
     monkeypatch.setattr(Store, "record", refuse_one)
     store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
     leases = store.claim(6, "w", 60).leases
-    ledger = Ledger(store)
-    announcer = Announcer(settings())
-    recorder = Recorder(ledger, announcer, lambda: 0)
-    keeper = asyncio.create_task(recorder.keep())
-    records = (recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases)
-    ended = await asyncio.gather(*records, return_exceptions=True)
-    assert [type(end) for end in ended].count(DataError) == 1
-    assert store.progress("b").finished == 5
-    keeper.cancel()
-    await asyncio.gather(keeper, return_exceptions=True)
-    announcer.close()
+    async with recording(store) as recorder:
+        records = (recorder.record(finished(lease, Verdict.PASSED, "", "w")) for lease in leases)
+        ended = await asyncio.gather(*records, return_exceptions=True)
+        assert [type(end) for end in ended].count(DataError) == 1
+        assert store.progress("b").finished == 5
 
 
 async def test_a_result_that_fails_like_an_absent_database_holds_up_no_others(
@@ -118,20 +116,15 @@ async def test_a_result_that_fails_like_an_absent_database_holds_up_no_others(
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
     store.add_batch("b", [JobSpec(code="x")] * 6, None, None)
     leases = store.claim(6, "w", 60).leases
-    announcer = Announcer(settings())
-    recorder = Recorder(Ledger(store), announcer, lambda: 0)
-    keeper = asyncio.create_task(recorder.keep())
-    first, *others = (
-        asyncio.create_task(recorder.record(finished(lease, Verdict.PASSED, "", "w"))) for lease in leases
-    )
-    await asyncio.wait_for(asyncio.gather(*others), PATIENCE)
-    assert not first.done()
-    repaired = True
-    await asyncio.wait_for(first, PATIENCE)
-    assert store.progress("b").finished == 6
-    keeper.cancel()
-    await asyncio.gather(keeper, return_exceptions=True)
-    announcer.close()
+    async with recording(store) as recorder:
+        first, *others = (
+            asyncio.create_task(recorder.record(finished(lease, Verdict.PASSED, "", "w"))) for lease in leases
+        )
+        await asyncio.wait_for(asyncio.gather(*others), PATIENCE)
+        assert not first.done()
+        repaired = True
+        await asyncio.wait_for(first, PATIENCE)
+        assert store.progress("b").finished == 6
 
 
 async def test_the_outputs_in_one_commit_are_bounded(
@@ -168,13 +161,8 @@ async def test_a_worker_is_woken_for_the_twin_that_runs_in_place_of_its_leader(
 ) -> None:
     store.add_batch("b", [JobSpec(code="x")] * 2, None, None, ["same", "same"])
     (lease,) = store.claim(9, "w", 60).leases
-    ledger, announcer = Ledger(Store(store.database)), Announcer(settings())
-    recorder = Recorder(ledger, announcer, lambda: 0)
-    keeper = asyncio.create_task(recorder.keep())
-    await recorder.record(finished(lease, verdict, "", "w"))
-    keeper.cancel()
-    await asyncio.gather(keeper, return_exceptions=True)
-    announcer.close()
+    async with recording(Store(store.database)) as recorder:
+        await recorder.record(finished(lease, verdict, "", "w"))
     with redis.Redis.from_url(redis_url) as client:
         assert client.llen("evalpool.normal") == (not verdict.scored)
     assert len(store.claim(9, "w", 60).leases) == (not verdict.scored)
